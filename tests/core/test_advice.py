@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from itertools import combinations
@@ -19,9 +20,11 @@ from supervise.core.model import (
     SpikeClass,
     Step,
 )
+from supervise.detectors import Nonfinite
 
 from .conftest import (
     NAMES,
+    NAN,
     Verify,
     above,
     messages,
@@ -32,6 +35,7 @@ from .conftest import (
     taken_back,
 )
 
+HIGH = above("train_loss_raw", 5.0)
 HIGH_AND_WILD = {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)}
 ASKED = {"runbook": "calm", "cause": "loss 9", "plan": "a pause", "request": "ask-1"}
 ASKED |= {"timeout_s": 900.0, "on_timeout": "deny", "status": "the job keeps training"}
@@ -63,6 +67,7 @@ WORDS = {
     "rate": "learning rate 0.001 to 0.048 (step 150)",
     "recurring": "3 excursions within 400 steps",
     "skipped": "step 150",
+    "causes": "the weights were damaged or the batches bad",
     "end": "end the run if it still trains, ",
     "jump": "went from 0.001 to 0.048 at step 150",
     "wiring": "gradients that nothing clears, wiring.uncleared",
@@ -229,6 +234,19 @@ def test_a_request_is_not_urged_once_the_loss_is_back(tell):
     assert story.replayed() == story.recorded()
 
 
+def test_a_request_that_waits_is_told_with_both_answers_and_the_time_that_is_left(tell):
+    story = tell(mode="approve", healthy=60, inhibit=())
+    story.frames(8.0, times=700)
+    asked, diagnosed = (messages(story)[i] for i in (0, -1))
+
+    assert asked["form"] == "ApprovalAsked" and diagnosed["form"] == "Diagnosed"
+    assert re.fullmatch(
+        r"to approve soften: supervise approve RUN ask-1; to deny it: supervise deny RUN ask-1; "
+        r"without an answer within \d+ min, it is denied, and automatic actions are off",
+        diagnosed["next"],
+    )
+
+
 def test_a_job_that_does_not_go_on_from_its_checkpoint_is_not_nothing_to_do(tell):
     story = tell(healthy=60)
     story.launch(2, 1)
@@ -284,12 +302,13 @@ def test_a_save_without_a_verdict_is_named_as_that(tell, judged):
     story.exit(1)
 
     expected = {
-        "": "list the files, as no good checkpoint is known: supervise checkpoints RUN; then start "
+        "": "list the checkpoints, as no good one is known: supervise checkpoints RUN; then start "
         "it again from /c/a.pt of step 39 (saved, not verified; 20 steps are made again)",
         "older": "from ckpt-1 of step 29 (/c/ckpt-1, verified; 30 steps are made again; /c/a.pt of "
         "step 39 is newer, but not verified)",
         "good": "from ckpt-1 of step 39 (/c/ckpt-1, verified; 20 steps are made again)",
-        "damaged": "list the files, as no good checkpoint is known: supervise checkpoints RUN",
+        "damaged": "list the checkpoints, as no good one is known: supervise checkpoints RUN; then "
+        "start it again with your job's own option to load the newest, or without it from step 0",
     }
     assert expected[judged] in messages(story)[-1]["next"]
 
@@ -360,6 +379,135 @@ def test_no_other_rollback_is_offered_while_the_batches_are_wrong(tell, ratio, i
     assert (wrong_data in held[-1]["verdict"]) != is_offered
 
 
+STOP = (
+    "supervise stop RUN; then list the checkpoints, as no good one from before step 60 is known: "
+    "supervise checkpoints RUN; then start it again with your job's own option to load one saved "
+    "before step 60, or without it from step 0: supervise --policy RUN/policy.yaml -- COMMAND "
+    "'<OPTION TO LOAD IT>'"
+)
+RELEASE = "then, for automatic actions again: supervise release RUN"
+GIVEN = "look at what the model is given from step 60 on, and at what was changed last, as a"
+GIVEN += " rollback did not end this"
+
+
+def mending(tell, bad=8.0, **more):
+    """A loss of 2 that is bad at step 60, of a policy that rolls back once."""
+    story = tell(
+        **one_rule(Nonfinite(("train_loss_raw",)) if bad != bad else HIGH, "SEV1", "mend"),
+        runbooks={"mend": runbook_of("mend", Rollback(at_least=7), Verify(30, 5))},
+        ladder=Ladder(("mend", "hold"), reset_after_steps=500),
+        probation_steps=50,
+        healthy=60,
+        answer=lambda key: None,
+        **more,
+    )
+    story.frames(bad)
+    return story
+
+
+def newest_hold(story):
+    return [m for m in messages(story) if m["form"] == "Held"][-1]["next"]
+
+
+AGAIN = "go back again (the weights of step 50 {}): supervise rollback RUN --before {}; " + RELEASE
+
+
+@pytest.mark.parametrize(
+    ("bad", "healthy", "expected"),
+    [
+        # The job trains on NaN: to end that comes first, whatever is looked at.
+        (
+            NAN,
+            20,
+            f"recommended: {AGAIN.format('held for 20 steps', 64)}; or: {STOP.replace('60', '71')}"
+            "; and look at the batch of step 71, as going back held for 20 steps",
+        ),
+        (
+            NAN,
+            0,
+            f"recommended: {STOP}; or: {AGAIN.format('were tried already', 53)}; and {GIVEN}",
+        ),
+        (
+            8.0,
+            0,
+            f"recommended: {GIVEN}; or: {STOP}; or: {AGAIN.format('were tried already', 53)}",
+        ),
+        (
+            8.0,
+            20,
+            "recommended: look at the batch of step 71, as going back held for 20 steps; "
+            f"or: {AGAIN.format('held for 20 steps', 64)}; or: {STOP.replace('60', '71')}",
+        ),
+    ],
+)
+def test_advice_in_a_hold_follows_how_long_a_rollback_held(tell, bad, healthy, expected):
+    story = mending(tell, bad)
+    taken_back(story, 50)
+    story.frames(*[2.0] * healthy, *[bad] * 35)
+
+    assert newest_hold(story) == expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first"),
+    [
+        ("failed", "a rollback failed"),
+        ("lost", "a rollback may have happened (then its attempt is a new one)"),
+        ("denied", ""),
+    ],
+)
+def test_a_rollback_without_a_known_result_is_not_repeated_blindly(tell, outcome, first):
+    story = mending(tell, mode="approve" if outcome == "denied" else "enforce")
+    if outcome == "failed":
+        story.finish(story.actions()[-1], error="no memory")
+    elif outcome == "lost":
+        story.tick(200.0)
+    else:
+        story.say("deny", id="ask-1")
+
+    look = f"see first how the job is, as {first}: supervise status RUN; then: " if first else ""
+    back = f"{look}supervise rollback RUN --before 53"
+    assert newest_hold(story) == f"recommended: {back}; {RELEASE}; or: {STOP}"
+
+
+@pytest.mark.parametrize("in_incident", [True, False])
+def test_no_checkpoint_of_a_trouble_is_loaded_after_a_crash_in_it(tell, in_incident):
+    story = tell(healthy=60, answer=lambda key: None)
+    story.frames(8.0 if in_incident else 2.0)
+    story.notice("checkpoint-saved", "", 0, 62, data={"path": "/c/bad.pt", "attempt": 0})
+    story.exit(1)
+    then = messages(story)[-1]["next"]
+
+    assert then.startswith("the job is down; read the end of the job's output; then list the")
+    assert ("load one saved before step 60, or without it" in then) == in_incident
+    assert ("/c/bad.pt" in then) != in_incident
+
+
+def test_the_rate_is_a_cause_too_where_it_was_cut_with_the_rollback(tell):
+    story = mending(tell, NAN, names=("train_loss_raw", "grad_global_norm"))
+    taken_back(story, 50)
+    story.frames(2.0, times=90)
+    (closed,) = (message for message in messages(story) if message["form"] == "Closed")
+
+    causes = "the weights were damaged, the batches bad, or the learning rate too high (it was cut"
+    assert f"going back ended it, so {causes} to 10 % too), unknown which" in closed["next"]
+
+
+@pytest.mark.parametrize(("share", "text"), [(60.0, "2.5"), (1.0, "")])
+def test_a_run_that_waits_for_data_is_told_how_much_slower_it_is(tell, share, text):
+    slow = {"above": above("dataloader_stall_frac", 50.0), "high": above("grad_global_norm", 9.0)}
+    story = tell(
+        **rules_of(slow, ("above", "SEV2"), ("high", "SEV2")),
+        names=("grad_global_norm", "dataloader_stall_frac"),
+    )
+    story.rows(*[{"grad_global_norm": 1.0, "dataloader_stall_frac": 1.0}] * 60)
+    story.rows(*[{"grad_global_norm": 1.0 if text else 20.0, "dataloader_stall_frac": share}] * 60)
+    slower = f"the run is about {text} times slower while it waits; use more workers or prefetch at"
+
+    expected = f"{slower} the next restart" if text else "it can wait until tomorrow"
+    assert expected in messages(story)[-1]["next"]
+
+
 def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
     error = "the job has ended (exit code 0)"
     story = tell(healthy=60, answer=lambda key: None)
@@ -368,7 +516,7 @@ def test_a_hold_because_the_job_has_ended_does_not_say_that_it_trains(tell):
     held = [message for message in messages(story) if message["form"] == "Held"]
 
     assert error in held[-1]["verdict"] and "keeps training" not in held[-1]["verdict"]
-    assert held[-1]["next"].startswith("list the files") and "RUN --" not in held[-1]["next"]
+    assert held[-1]["next"].startswith("list the checkpoints") and "RUN --" not in held[-1]["next"]
     assert "supervise release" not in held[-1]["next"]
 
 

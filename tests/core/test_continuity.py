@@ -84,7 +84,7 @@ def test_a_job_that_goes_on_otherwise_has_not_recovered(tell, action, told, hold
     reasons = [d.reason for d in story.kinds("verify", "failed")]
     assert reasons == ["step 41 was made again"] * (not holds)
     assert story.state.machine == ("probation" if holds else "holding")
-    relapse = "if it comes back within 20 steps: no further try, as the policy's ladder has none"
+    relapse = "if it comes back within 20 steps: no further try, as the policy has none left"
     assert messages(story)[-1]["next"].startswith(f"nothing to do; {relapse}") is holds
     news = [m["severity"] for m in messages(story) if m["title"] == "step 41 was made again"]
     reshuffled = holds and told.get("fingerprint") == "other" and told.get("proof") is None

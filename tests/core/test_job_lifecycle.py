@@ -300,7 +300,10 @@ def test_a_start_that_came_to_no_step_is_told_with_what_it_was_given(tell, job, 
     message = messages(story)[-1]
     assert message["title"].endswith("its restart ended with code 2 before its first step")
     assert message["why"] == f"it was started with {given}"
-    assert message["next"].startswith("check job.relaunch in the policy")
+    assert message["next"].startswith(
+        "the job is down; read the end of the restart's output, as its error is not on record; "
+        f"check {given} in the policy; then "
+    )
 
 
 @pytest.mark.parametrize("code", [0, -15, 130])

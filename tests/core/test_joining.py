@@ -449,7 +449,8 @@ def test_another_rollback_is_not_recommended_by_the_first_frame_behind_one_that_
     message = messages(story)[-1]
 
     assert "a person is needed" in message["title"]
-    assert message["next"].startswith("recommended: look at what the model is given")
+    assert message["next"].startswith("recommended: supervise stop RUN; then list")
+    assert "; and look at what the model is given" in message["next"]
 
 
 def test_a_rate_of_events_is_told_as_a_count_of_steps():

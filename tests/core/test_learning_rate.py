@@ -295,8 +295,16 @@ def test_a_trouble_that_comes_back_at_its_rate_is_answered_at_half_of_it_then_gi
     assert [args["limit"] for args in plans(story, "hold_rate")] == [0.005]
     assert plans(story, "rollback")[1]["before_step"] == story.step - 10
     assert plans(story, "rollback")[1]["rewarm"] is not None
+    assert messages(story)[-1]["next"].endswith(
+        "; once its schedule is mended, to give the job its own learning rate back (1.0 is a "
+        "factor, not a rate): supervise lr RUN 1.0"
+    )
 
     feed(story, 2.0, 30)
+    assert messages(story)[-1]["next"].startswith(
+        "nothing to do; learning rate 0.005; once its schedule is mended, to lift a cap of the "
+        "learning rate that may still hold (1.0 is a factor, not a rate): supervise lr RUN 1.0; if"
+    )
     feed(story, 8.0, 1)
     assert len(plans(story, "rollback")) == 2, "the budget is spent"
     assert story.state.machine == "holding"

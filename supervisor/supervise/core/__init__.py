@@ -12,9 +12,9 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "action_planning": "plan_context, retained_savepoint_step",
-        "advice": "Fact, choose_advice, describe_run, has_reward, relaunch_left, stop_to_come",
+        "advice": "Fact, choose_advice, describe_run, relaunch_left, stop_to_come",
         "checkpoint_wait": "awaited_checkpoint_bound",
-        "diagnosis": "describe_recurring_onsets",
+        "diagnosis": "describe_recurring_onsets, has_reward",
         "engine": "compare_decisions, fold_events, initial_state, step",
         "frames": "JobFrames, fold_rank_values",
         "host_health": (

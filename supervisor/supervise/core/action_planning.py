@@ -147,6 +147,13 @@ def retained_savepoint_step(policy: Policy, state: State) -> int:
     return min(steps, default=0)
 
 
+def steps_before_breach(policy: Policy, state: State, incident: Incident) -> int | None:
+    """Return how many steps before the first breach its runbooks go back, None where none does."""
+    books = [policy.runbooks[name] for name in _reachable(policy, state, incident)]
+    steps = [step for book in books if (step := _goes_before(state, incident, book))]
+    return incident.breach_step - min(steps) if steps else None
+
+
 def _reachable(policy: Policy, state: State, incident: Incident) -> dict[str, None]:
     """Return the runbooks that the incident may come to, each once."""
     names = [
@@ -477,3 +484,23 @@ def evidence_for_rollback(state: State, incident: Incident, result: Payload) -> 
     judged = "the data had changed" if was_asked else "nothing could judge the weights"
     judged = "the weights were good" if old.good else judged
     return f"{new}; at step {old.step} {judged}{probe}"
+
+
+def is_affordable(policy: Policy, state: State, incident: Incident, book: Runbook) -> bool:
+    """Return whether a runbook that holds the rate can run, and none of its budgets is spent."""
+    kinds = [step.budget_class for step in book.steps if step.budget_class is not None]
+    spent = (
+        state.ledger.exhausted(policy.budgets, kind, state.frame_count, state.at_ns)
+        for kind in kinds
+    )
+    refusal = explain_infeasible(state, incident, book)
+    holds_rate = any(step.is_dispensable for step in book.steps)
+    return holds_rate and not refusal and not any(spent)
+
+
+def are_weights_sound(state: State, incident: Incident) -> bool:
+    """Return whether the weights were tested and good, and nothing new speaks against them."""
+    check = incident.deferred.weights_check
+    if check is None or not check.good or incident.case.rolled_back:
+        return False
+    return not new_evidence_against_weights(state, incident, check)

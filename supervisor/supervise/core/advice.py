@@ -7,9 +7,8 @@ where one would still help."""
 from __future__ import annotations
 
 import math
-import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -21,20 +20,17 @@ from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from .model.decisions import ACTING_MODES
 from .model.formats import format_age
 from .model.interfaces import Advice, Lead, Step, Steps, introduce, sentences
+from .model.payload import RollbackArgs
 from .model.policy import HOLD, PAGE, STOP_SEV0, Policy, Rule, Runbook, next_level
 from .model.verdicts import PARTS, SpikeClass, Verdict
+from .notices import WITHOUT_ANSWER
 from .rank_monitor import RankMonitor
 from .run_notices import RateDiffers, UpdateDiffers
 from .run_state import ApprovalRequest, State
-from .spike_classifier import NORM_RATIO, OWN_RATE, is_loss_rejoined, wiring_faults
-from .trends import TOKENS, median
+from .spike_classifier import OWN_RATE, is_loss_rejoined, wiring_faults
+from .trends import TOKENS
 
-NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
-SKIPS_APART = 16  # steps at most between two skipped updates of one trouble; project default
 CHECKPOINT_OK = "checkpoint_ok"
-REWARDS = frozenset(("reward", "rewards", "return", "returns", "episode", "episodic"))
-WORD = re.compile(r"[a-z]+")
-SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
 
 
 class Fact(StrEnum):
@@ -107,7 +103,7 @@ NO_ROLLBACK = "no rollback is needed: {skipped} changed no weight"
 LOOK = "look at the batches from step {onset} on, and for memory errors of the device"
 MEMORY_ERRORS = "nvidia-smi -q -d ECC"
 IN_WEIGHTS = Step(
-    f"going back ended it, so the weights were damaged or the batches bad, unknown which: {LOOK}",
+    f"going back ended it, so {{causes}}, unknown which: {LOOK}",
     MEMORY_ERRORS,
 )
 NO_UPDATES = (
@@ -117,6 +113,7 @@ NO_UPDATES = (
     THEN_START,
 )
 LOWER_RATE, RELEASE = "supervise lr RUN 0.5", "supervise release RUN"
+STATUS = "supervise status RUN"
 LIST_CHECKPOINTS = "supervise checkpoints RUN"
 TO_BEFORE = Step("go back to before step {onset}", LIST_CHECKPOINTS)
 JOB_WIRING = "supervise runbook job-wiring --policy RUN/policy.yaml"
@@ -278,12 +275,13 @@ def advise_after_verdict(
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
-    skipped, has_ended = _all_skips(state, incident, verdict.skipped), state.job.has_ended
+    skipped, has_ended = diagnosis.all_skips(state, incident, verdict.skipped), state.job.has_ended
     words = {
-        "onset": str(skipped[0] if skipped else onset_of(incident)),
+        "onset": str(skipped[0] if skipped else incident.onset_step),
         "end": "" if has_ended else "end the run if it still trains, ",
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "jump": _rate_jump(incident),
+        "causes": _causes_ended_by_rollback(incident),
         "recurring": verdict.recurring or "the norms stayed up",
         "wiring": "; ".join(f"{e.text}, {e.rule}" for e in wiring_faults(verdict)),
         "skipped": f"step {skipped[0]}" if skipped else "",
@@ -304,24 +302,20 @@ def advise_after_verdict(
     return Advice(quiet if is_over else None, advice.steps, numbers)
 
 
+def _causes_ended_by_rollback(incident: Incident) -> str:
+    start = incident.recovery.rewarm_start
+    if start >= 1.0:
+        return "the weights were damaged or the batches bad"
+    cut = f"the learning rate too high (it was cut to {100.0 * start:.0f} % too)"
+    return f"the weights were damaged, the batches bad, or {cut}"
+
+
 def _ways(policy: Policy, state: State, incident: Incident) -> dict[str, Steps]:
     """Return the steps of each name of a `Way`."""
-    start = start_again(policy, state, _boundary(incident))
+    start = start_again(policy, state, incident.untrusted_from)
     stop = () if state.job.has_ended else (STOP_JOB,)
     back = rollback_command(policy, state, incident) or start
     return {"back": back, "start": start, "stop": stop}
-
-
-def _all_skips(state: State, incident: Incident, skipped: Sequence[int]) -> Sequence[int]:
-    """Return the first and the last skipped update; some come before a rule fires."""
-    monitor = state.monitors.get(incident.case.rank)
-    if not skipped or monitor is None:
-        return skipped
-    first = skipped[0]
-    for step, value in reversed(monitor.history.series(diagnosis.SKIPPED)):
-        if value == 1.0 and first - SKIPS_APART <= step < first:
-            first = step
-    return first, skipped[-1]
 
 
 def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> Iterator[Fact]:
@@ -333,17 +327,17 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     is_other, of_tokens = changed or bool(rules), {*TOKENS}
     # A batch that is larger for good becomes usual; only of tokens it is known what they are since.
     passed = all(rule_scope.rule_metrics(policy, rule) <= of_tokens for rule in rules)
-    passed = passed and not changed and not is_fed_wrongly(policy, state, incident)
+    passed = passed and not changed and not rule_scope.is_fed_wrongly(policy, state, incident)
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
         (Fact.INPUT, "data" in kinds or is_other),
         (Fact.PASSED, passed),
-        (Fact.ATTENTION, _has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
-        (Fact.ROUTING, _has_moved(policy, incident, monitor, ("moe_", "router_"))),
+        (Fact.ATTENTION, diagnosis.has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
+        (Fact.ROUTING, diagnosis.has_moved(policy, incident, monitor, ("moe_", "router_"))),
         (Fact.WIRING, bool(wiring_faults(verdict))),
         (Fact.NO_DESCENT, monitor is not None and not monitor.has_descended),
-        (Fact.REWARD, monitor is not None and has_reward(monitor.names)),
+        (Fact.REWARD, monitor is not None and diagnosis.has_reward(monitor.names)),
         (Fact.RECURRING, bool(verdict.recurring)),
         (Fact.BACK, is_loss_rejoined(verdict)),
         (Fact.UNDONE, case.rolled_back),
@@ -356,11 +350,6 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     ):
         if holds:
             yield fact
-
-
-def has_reward(metrics: Iterable[str]) -> bool:
-    """Return whether a job reports what reinforcement learning maximises, by names of metrics."""
-    return any(not REWARDS.isdisjoint(WORD.findall(name.lower())) for name in metrics)
 
 
 def is_rate_held(incident: Incident) -> bool:
@@ -376,58 +365,29 @@ def _rate_jump(incident: Incident) -> str:
     return f"went from {jump.before:.3g} to {jump.after:.3g} at step {jump.step}"
 
 
-def _has_moved(
-    policy: Policy, incident: Incident, monitor: RankMonitor | None, prefixes: tuple[str, ...]
-) -> bool:
-    """Return whether a rule of the incident reads such a metric, or one moved since the onset."""
-    for rule in policy.rules:
-        if rule.id in incident.rules and any(
-            metric.startswith(prefixes) for metric in rule_scope.rule_metrics(policy, rule)
-        ):
-            return True
-    if monitor is None:
-        return False
-    for metric in monitor.history.names:
-        if not metric.startswith(prefixes):
-            continue
-        before = diagnosis.values_before(monitor, metric, incident.breach_step)
-        since = [v for step, v in monitor.history.series(metric) if step >= incident.breach_step]
-        if len(before) < SAMPLES or not since:
-            continue
-        low, high = sorted((abs(median(before)), abs(median(since))))
-        if high > NORM_RATIO * low:
-            return True
-    return False
-
-
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def onset_of(incident: Incident) -> int:
-    """Return the step at which it began, as people are told."""
-    is_near = 0 <= incident.breach_step - incident.opened_step <= NEAR
-    return min(incident.breach_step, incident.opened_step) if is_near else incident.breach_step
-
-
-def _boundary(incident: Incident) -> int:
-    """Return the step from which on no checkpoint is to be used."""
-    is_crash = incident.breach_step == incident.recovery.crashed
-    return incident.breach_step if is_crash else onset_of(incident)
-
-
 def rollback_command(policy: Policy, state: State, incident: Incident) -> Steps:
-    """Return the command that goes back to before an incident, () where it would be refused."""
+    """Return the command that goes back to before an incident, () where it would be refused.
+
+    As far as a runbook would: a state right before the alarm may hold the cause.
+    """
     form = policy.verbs.get("rollback")
     stuck = state.job.has_ended or withdrawal.is_stalled(policy, state)
     if form is None or stuck or incident.recovery.out_of_reach:
         return ()
-    before_step = _boundary(incident)
+    steps = action_planning.steps_before_breach(policy, state, incident)
+    ordered = form() if steps is None else form(at_least=steps)
+    context = action_planning.basic_context(state, incident, incident.untrusted_from, "operator")
     try:
-        ordered = form(**action_planning.OPERATOR_ROLLBACK)
-        ordered.plan(action_planning.basic_context(state, incident, before_step, "operator"))
+        before_step = ordered.plan(context).parse(RollbackArgs).before_step
     except Refused:
         return ()
-    return (Step(command=f"supervise rollback RUN --before {before_step}"),)
+    back = (Step(command=f"supervise rollback RUN --before {before_step}"),)
+    if (failure := incident.recovery.rollback_failure) is None:
+        return back
+    return (Step(f"see first how the job is, as {failure}", STATUS), *introduce("then", back))
 
 
 STOP_JOB = Step(command="supervise stop RUN")
@@ -438,13 +398,15 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
     good = choose_checkpoint(state.checkpoints.good(), before_step)
     checkpoint = good or state.checkpoints.unverified(before_step)
-    which = "" if before_step == math.inf else f" from before step {before_step}"
+    is_bounded = before_step < math.inf
+    which = f" from before step {before_step}" if is_bounded else ""
     # A paste of the command as it is must not begin at step 0.
-    listed = Step(f"list the files, as no good checkpoint{which} is known", LIST_CHECKPOINTS)
+    listed = Step(f"list the checkpoints, as no good one{which} is known", LIST_CHECKPOINTS)
     if checkpoint is None:
         command.append("'<OPTION TO LOAD IT>'")
-        how = "with your job's own option to load one, or without it from step 0"
-        start = Step(f"then start it again {how}", " ".join(command))
+        pick = f"one saved before step {before_step}" if is_bounded else "the newest"
+        how = f"your job's own option to load {pick}, or without it from step 0"
+        start = Step(f"then start it again with {how}", " ".join(command))
         return (listed, start)
     args = () if policy.job.relaunch is None else policy.job.relaunch.args
     command += [shlex.quote(fill_recipe(arg, checkpoint.path, checkpoint.step)) for arg in args]
@@ -465,7 +427,7 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
         command.append(shlex.quote(f"<OPTION TO LOAD {checkpoint.path}>"))
     elif not any(name_of in arg for arg in args for name_of in (CHECKPOINT, STEP)):
         how = f"; {' '.join(args)} lets the job choose, so see that it takes this one"
-        if has_newer or before_step < math.inf:
+        if has_newer or is_bounded:
             move = f"move checkpoints newer than {checkpoint.id or checkpoint.path} away, as "
             move, how = f"{move}{' '.join(args)} may take one of them", ""
     before = (*(() if good else (listed,)), *sentences(move))
@@ -473,30 +435,71 @@ def start_again(policy: Policy, state: State, before_step: float = math.inf) -> 
     return (*before, Step(f"{then}start it again from {name}{how}", " ".join(command)))
 
 
-def manual_choices(policy: Policy, state: State, incident: Incident) -> Steps:
-    """Return what a person should do while no action runs by itself, and what else would do."""
-    start = start_again(policy, state, _boundary(incident))
+NONE: Steps = ()
+
+
+def manual_choices(
+    policy: Policy, state: State, incident: Incident, *, is_held: bool = False
+) -> Steps:
+    """Return what a person should do while no action runs by itself, and what else would do.
+
+    Args:
+        is_held: it needs a release, behind the rollback: after a stop nothing takes one.
+    """
+    before_step = incident.untrusted_from
+    start = start_again(policy, state, before_step)
     if state.job.has_ended:
         return start
     then_start = introduce("then", start, " ")
+    stay = (Step("to go on as it is, with automatic actions", RELEASE),) if is_held else ()
     if state.checkpoints.wrong_checkpoint:  # its savepoints are of weights that nobody wants
-        return (STOP_JOB, Step("mend how the job loads its checkpoint"), *then_start)
-    back, stop = rollback_command(policy, state, incident), (STOP_JOB, *then_start)
-    if is_fed_wrongly(policy, state, incident):
-        stop = (STOP_JOB, Step("mend what the model is given"), *then_start)
-        ways = [stop, () if incident.is_rolled_back else back]  # the batches are as they were
-    else:
-        ways = [stop, back] if incident.is_rolled_back else [back, stop]
-        if incident.is_rolled_back and not choose_checkpoint(
-            state.checkpoints.good(), _boundary(incident)
-        ):
-            look = f"look at what the model is given from step {onset_of(incident)} on, and at what"
-            ways.insert(0, sentences(f"{look} was changed last, as a rollback did not end this"))
+        mend = Step("mend how the job loads its checkpoint")
+        return (STOP_JOB, mend, *then_start, *introduce("or", stay))
+    back, repair, look = _way_back(policy, state, incident), NONE, NONE
+    if rule_scope.is_fed_wrongly(policy, state, incident):
+        repair = sentences("mend what the model is given")
+        back = () if incident.is_rolled_back else back  # the batches are as they were
+    elif incident.is_rolled_back:
+        good = choose_checkpoint(state.checkpoints.good(), before_step)
+        look = () if good else sentences(_look_after_rollback(incident))
+    if is_held and back:
+        back, stay = (*back, Step("then, for automatic actions again", RELEASE)), ()
+    stop = (STOP_JOB, *repair, *then_start)
+    is_tried = incident.is_rolled_back and not incident.steps_held
+    ways = [stop, back, stay] if repair or is_tried else [back, stop, stay]
+    monitor = state.monitors.get(incident.case.rank)
+    # Each further step is wasted: looking comes last.
+    is_lost = monitor is not None and diagnosis.is_newest_nonfinite(monitor)
+    if not is_lost:
+        ways.insert(0, look)
     if state.job.paused:
         ways.insert(0, (Step(command="supervise resume RUN"),))
     recommended, *others = filter(None, ways)
     alternatives = (step for way in others for step in introduce("or", way))
-    return (*introduce("recommended", recommended), *alternatives)
+    last = introduce("and", look, " ") if is_lost else ()
+    return (*introduce("recommended", recommended), *alternatives, *last)
+
+
+def _way_back(policy: Policy, state: State, incident: Incident) -> Steps:
+    """Return how to roll back, with what came of the one before."""
+    recovery, command = incident.recovery, rollback_command(policy, state, incident)
+    is_new = not incident.is_rolled_back or recovery.restored_step is None
+    if is_new or recovery.rollback_failure is not None:
+        return command
+    held = incident.steps_held
+    result = f"held for {held} steps" if held else "were tried already"
+    tried = f"the weights of step {recovery.restored_step} {result}"
+    return introduce(f"go back again ({tried})", command)
+
+
+def _look_after_rollback(incident: Incident) -> str:
+    onset, relapse = incident.onset_step, incident.recovery.relapse_step
+    if held := incident.steps_held:
+        batches = f"batches of steps {onset} and {relapse}"
+        batches = f"batch of step {onset}" if onset == relapse else batches
+        return f"look at the {batches}, as going back held for {held} steps"
+    look = f"look at what the model is given from step {onset} on, and at what was changed last"
+    return f"{look}, as a rollback did not end this"
 
 
 def relaunch_left(policy: Policy) -> Advice:
@@ -507,39 +510,27 @@ def relaunch_left(policy: Policy) -> Advice:
     return Advice(None, (Step("a relaunch is left"), Step("to see from where", LIST_CHECKPOINTS)))
 
 
-def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
-    """Return whether a rule about what the model is given fires."""
-    firing = set(state.firing(policy))
-    return any(rule.id in firing for rule in rule_scope.input_rules(policy, incident))
-
-
 def choices_in_hold(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what a person should do in a hold; a rollback does not end it."""
-    ways = manual_choices(policy, state, incident)
-    if state.job.has_ended:
-        return ways
-    release = "then, for automatic actions again"
-    if is_fed_wrongly(policy, state, incident) and incident.is_rolled_back:
-        release = "to go on as it is, with automatic actions"
-    return (*ways, Step(release, RELEASE))
+    return manual_choices(policy, state, incident, is_held=True)
 
 
 def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what is left to do where an action was not carried out."""
-    onset = onset_of(incident)
+    onset = incident.onset_step
     is_nonfinite = incident.case.excursion.bad_losses > 1  # still, behind what was skipped
     each = is_nonfinite and action_planning.is_each_skipped(incident)
     if incident.severity == "SEV0" and each:
-        onset = _all_skips(state, incident, incident.case.excursion.skipped)[0]
+        onset = diagnosis.all_skips(state, incident, incident.case.excursion.skipped)[0]
         ways = _ways(policy, state, incident) | {"start": start_again(policy, state, onset)}
         return Advice(None, _filled(NO_UPDATES, {"onset": str(onset)}, ways))
     if not withdrawal.is_loss_out_of_band(state, incident):
         return Advice(Lead.NOTHING, sentences(withdrawal.describe_job_status(policy, state)))
     old = incident.deferred.weights_check
     again = "" if old is None else _decided_again(old.retry_frame, state)
-    if again and is_fed_wrongly(policy, state, incident):
+    if again and rule_scope.is_fed_wrongly(policy, state, incident):
         return Advice(Lead.FOLLOWS, sentences("no rollback yet", again))
-    if is_fed_wrongly(policy, state, incident):
+    if rule_scope.is_fed_wrongly(policy, state, incident):
         stop = Step("the loss is still too high", STOP_JOB.command)
         mend = Step(f"mend what the model is given from step {onset} on")
         start = introduce("then", start_again(policy, state, onset), " ")
@@ -566,14 +557,32 @@ def advice_after_stop(policy: Policy, state: State, incident: Incident) -> Steps
     if incident.trigger.still:
         mend = Step("mend what it waited for, or it may stop there again")
         return (mend, *introduce("then", start_again(policy, state), " "))
-    return start_again(policy, state, _boundary(incident))
+    return start_again(policy, state, incident.untrusted_from)
 
 
-def after_crash(policy: Policy, state: State, remedy: Steps) -> Steps:
-    """Return what follows when the job has ended by itself; `remedy`: of what ended it."""
-    first = remedy or sentences("read the end of the job's output")
-    start = introduce("then", start_again(policy, state), " ")
-    return (Step("the job is down"), *first, *start)
+def after_end(policy: Policy, state: State, incident: Incident | None) -> Steps:
+    """Return how to start the job again; what was saved in a trouble of the training holds it."""
+    if incident is None or incident.severity == "SEV2" or incident.is_order:
+        return start_again(policy, state)
+    is_crash = incident.breach_step == incident.recovery.crashed
+    return start_again(policy, state, math.inf if is_crash else incident.onset_step)
+
+
+def after_crash(
+    policy: Policy, state: State, incident: Incident | None, remedy: Steps, restarted_with: str
+) -> Steps:
+    """Return what follows when the job has ended by itself.
+
+    Args:
+        remedy: of what ended it.
+        restarted_with: what the start was given that ended before its first step, "" for none.
+    """
+    checks = () if remedy else sentences("read the end of the job's output")
+    if restarted_with:
+        read = "read the end of the restart's output, as its error is not on record"
+        checks = sentences("" if state.job.cause else read, f"check {restarted_with} in the policy")
+    start = introduce("then", after_end(policy, state, incident), " ")
+    return (Step("the job is down"), *checks, *remedy, *start)
 
 
 # ── what a runbook does ───────────────────────────────────────────────────────────────────────────
@@ -676,12 +685,15 @@ def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:
 
 
 def advice_on_request(
-    incident: Incident, pending: ApprovalRequest, verdict: Verdict | None
+    state: State, incident: Incident, pending: ApprovalRequest, verdict: Verdict | None
 ) -> Advice:
     """Return how to answer a request: one that the loss no longer needs is not urged."""
     if verdict is None or not is_request_unneeded(incident, verdict):
-        approve = Step(f"{pending.id} still waits", f"supervise approve RUN {pending.id}")
-        return Advice(None, (approve,))
+        left = format_age((pending.deadline_ns - state.at_ns) / 1e9)
+        approve = Step(f"to approve {pending.runbook}", f"supervise approve RUN {pending.id}")
+        deny = Step("to deny it", f"supervise deny RUN {pending.id}")
+        until = f"without an answer within {left}, {WITHOUT_ANSWER[pending.on_timeout]}"
+        return Advice(None, (approve, deny, Step(until)))
     back = f"the loss is back without {pending.runbook}, so denying {pending.id} loses nothing"
     deny = Step(back, f"supervise deny RUN {pending.id}")
     return Advice(None, (deny, Step("then, for automatic actions again", RELEASE)))
@@ -703,7 +715,7 @@ def wrong_after_restart(state: State, incident: Incident) -> Steps:
 
 def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy: Steps) -> Steps:
     """Return how to go on where a restart has left something wrong."""
-    before_step, overlap = _boundary(incident), state.repeated.overlap
+    before_step, overlap = incident.untrusted_from, state.repeated.overlap
     differences = () if overlap is None else overlap.differences
     chosen = choose_checkpoint(state.checkpoints.good(), before_step)
     lost = {type(difference) for difference in differences if difference.MATTERS} == {UpdateDiffers}
@@ -749,8 +761,14 @@ def lead_of_rule(policy: Policy, rule: Rule) -> Lead:
     return Lead.FOLLOWS if acts else Lead.NO_ACTION
 
 
+SLOWER = 1.05  # times; less can wait. Project default
+
+
 def without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:
-    """Return how long a rule can wait for which the policy has no action."""
+    """Return how long a rule can wait for which the policy has no action, or what would help."""
+    if (times := diagnosis.slowdown_by_waiting(policy, monitor, rule)) > SLOWER:
+        slower = f"the run is about {times:.2g} times slower while it waits"
+        return sentences(slower, "use more workers or prefetch at the next restart")
     return sentences(memory_left(policy, monitor, rule) or "it can wait until tomorrow")
 
 
@@ -764,11 +782,15 @@ AFTER_KILL = (
 )
 
 
-FREE_RATE = Step(
-    "once its schedule is mended, to give the job its own learning rate back (1.0 is a factor, not "
-    "a rate)",
-    "supervise lr RUN 1.0",
-)
+SAME_RATE = 0.05  # of a learning rate: as before; project default
+
+
+def free_rate(incident: Incident, purpose: str = "give the job its own learning rate back") -> Step:
+    """Return how to let the learning rate go, once what moved it is over."""
+    is_drill = any(event.kind == "drill" for event in incident.case.context)
+    once = "the drill is over" if is_drill else "its schedule is mended"
+    text = f"once {once}, to {purpose} (1.0 is a factor, not a rate)"
+    return Step(text, "supervise lr RUN 1.0")
 
 
 def rate_in_force(state: State, incident: Incident) -> tuple[Steps, Steps]:
@@ -778,17 +800,25 @@ def rate_in_force(state: State, incident: Incident) -> tuple[Steps, Steps]:
         return (), ()
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
-        now = "" if rate is None else f" (now {rate:.3g})"
         if "lr_hold" not in monitor.names:  # nor is it known to have ended
-            unknown = f"whether the cap of the learning rate still holds is not known{now}"
-            return sentences(unknown), (FREE_RATE,)
+            lift = free_rate(incident, "lift a cap of the learning rate that may still hold")
+            return (*sentences(_describe_rate(incident, rate)), lift), ()
+        now = "" if rate is None else f" (now {rate:.3g})"
         until = "the cap of the learning rate ended" + (f" at step {held[-1][0]}" if held else "")
         return sentences(f"{until}: the job's schedule is in force{now}"), ()
     jump = incident.case.jump
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
     height = "where it was before" if limit is None else f"at {limit:.3g}"
     capped = f"the learning rate is capped {height} until the job asks for no more"
-    return sentences(capped), (FREE_RATE,)
+    return sentences(capped), (free_rate(incident),)
+
+
+def _describe_rate(incident: Incident, rate: float | None) -> str:
+    if rate is None:
+        return ""
+    jump = incident.case.jump
+    is_same = jump is not None and math.isclose(rate, jump.before, rel_tol=SAME_RATE)
+    return f"learning rate {rate:.3g}{', as before' if is_same else ''}"
 
 
 def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
@@ -798,8 +828,8 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
     name, _ = next_level(policy.ladder, level)
     then = f"{name} runs"
     if name == HOLD:
-        then = "no further try, as the policy's ladder has none after this one; a person is needed"
-    if book and incident.case.rate and is_affordable(policy, state, incident, book):
+        then = "no further try, as the policy has none left for this incident; a person is needed"
+    if book and incident.case.rate and action_planning.is_affordable(policy, state, incident, book):
         then = f"{book.name} runs once more, at a lower learning rate; if that is no help, {then}"
     then = f"if it comes back within {policy.probation_steps} steps: {then}"
     crashes = state.job.restarts.crashes
@@ -812,26 +842,6 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
         return Advice(None, (*remedy, *sentences(then)))
     rate, live = rate_in_force(state, incident)
     return Advice(Lead.NOTHING, (*rate, *sentences(then)), live)
-
-
-def is_affordable(policy: Policy, state: State, incident: Incident, book: Runbook) -> bool:
-    """Return whether a runbook that holds the rate can run, and none of its budgets is spent."""
-    kinds = [step.budget_class for step in book.steps if step.budget_class is not None]
-    spent = (
-        state.ledger.exhausted(policy.budgets, kind, state.frame_count, state.at_ns)
-        for kind in kinds
-    )
-    refusal = action_planning.explain_infeasible(state, incident, book)
-    holds_rate = any(step.is_dispensable for step in book.steps)
-    return holds_rate and not refusal and not any(spent)
-
-
-def are_weights_sound(state: State, incident: Incident) -> bool:
-    """Return whether the weights were tested and good, and nothing new speaks against them."""
-    check = incident.deferred.weights_check
-    if check is None or not check.good or incident.case.rolled_back:
-        return False
-    return not action_planning.new_evidence_against_weights(state, incident, check)
 
 
 def advice_at_end(
@@ -861,8 +871,9 @@ def advice_at_end(
         and (monitor is None or monitor.is_objective)  # else a higher loss is not worse
         and not is_loss_rejoined(verdict)
     )
-    if ended and then.lead is None and is_bad and not are_weights_sound(state, incident):
-        use = f"use no checkpoint that was saved since step {onset_of(incident)}: move them away"
+    is_bad = is_bad and not action_planning.are_weights_sound(state, incident)
+    if ended and then.lead is None and is_bad:
+        use = f"use no checkpoint that was saved since step {incident.onset_step}: move them away"
         then = Advice(None, (Step(use), *then.steps), then.live)
     if wrong := wrong_after_restart(state, incident):
         return Advice(None, remedy_with_restart(policy, state, incident, wrong))

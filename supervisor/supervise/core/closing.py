@@ -19,6 +19,7 @@ from . import (
     notices,
     opening,
     rule_news,
+    rule_scope,
     run_phase,
     spike_classifier,
     withdrawal,
@@ -87,7 +88,7 @@ def hold_incident(
         )
     )
     limit = notices.Limit.NOTHING_LEFT if case.exhausted else None
-    if limit and case.rolled_back and advice.is_fed_wrongly(policy, state, incident):
+    if limit and case.rolled_back and rule_scope.is_fed_wrongly(policy, state, incident):
         limit = notices.Limit.SAME_DATA
     held = notices.Held(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
@@ -286,7 +287,7 @@ def runbook_at_lower_rate(policy: Policy, state: State, incident: Incident) -> R
     rate, limits = incident.case.rate, incident.recovery.rate_limits
     if book is None or rate is None or rate.limit is None or (limits and rate.limit >= limits[-1]):
         return None
-    return book if advice.is_affordable(policy, state, incident, book) else None
+    return book if action_planning.is_affordable(policy, state, incident, book) else None
 
 
 def is_rate_hold(state: State, incident: Incident, book: Runbook) -> bool:

@@ -7,7 +7,8 @@ kept by the incident's rank. Nothing here runs without an open incident.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import structs
@@ -22,7 +23,7 @@ from .model.verdicts import NO, ContextEvent, MechanismSigns, SlowStep, Verdict
 from .notices import RateGrew
 from .rank_monitor import RankMonitor, first_breach
 from .run_state import LossContext, State
-from .spike_classifier import CLIPPED, DEADLINE, OWN_RATE, Evidence
+from .spike_classifier import CLIPPED, DEADLINE, NORM_RATIO, OWN_RATE, Evidence
 from .trends import (
     BRIEF_S,
     EXCLUDED,
@@ -251,6 +252,13 @@ def nonfinite_since(monitor: RankMonitor) -> int | None:
             skipped = values.get(SKIPPED) == 1.0
             steps.append(frame.step)
     return None if not steps or (len(steps) == 1 and skipped) else steps[-1]
+
+
+def is_newest_nonfinite(monitor: RankMonitor) -> bool:
+    """Return whether the newest loss, gradient or update is NaN or Inf, and was not skipped."""
+    values = {metric: monitor.value(metric) for metric in (LOSS, GRAD, UPDATE)}
+    wrong = [metric for metric, v in values.items() if v is not None and v - v != 0.0]
+    return bool(wrong) and (UPDATE in wrong or monitor.value(SKIPPED) != 1.0)
 
 
 def verdict_summary(verdict: Verdict | None) -> str:
@@ -673,3 +681,64 @@ def _marks(monitor: RankMonitor, onset: int) -> Iterator[ContextEvent]:
         if b != a:
             yield ContextEvent(step, "precision", f"loss scale {a:.4g} to {b:.4g}")
             return
+
+
+# ── what advice asks for ──────────────────────────────────────────────────────────────────────────
+
+SKIPS_APART = 16  # steps at most between two skipped updates of one trouble; project default
+REWARDS = frozenset(("reward", "rewards", "return", "returns", "episode", "episodic"))
+NAME_PART = re.compile(r"[a-z]+")
+SAMPLES = 3  # of a metric before the onset, to say that it moved; project default
+WAITING = "dataloader_stall_frac"
+
+
+def all_skips(state: State, incident: Incident, skipped: Sequence[int]) -> Sequence[int]:
+    """Return the first and the last skipped update; some come before a rule fires."""
+    monitor = state.monitors.get(incident.case.rank)
+    if not skipped or monitor is None:
+        return skipped
+    first = skipped[0]
+    for step, value in reversed(monitor.history.series(SKIPPED)):
+        if value == 1.0 and first - SKIPS_APART <= step < first:
+            first = step
+    return first, skipped[-1]
+
+
+def has_reward(metrics: Iterable[str]) -> bool:
+    """Return whether a job reports what reinforcement learning maximises, by names of metrics."""
+    return any(not REWARDS.isdisjoint(NAME_PART.findall(name.lower())) for name in metrics)
+
+
+def has_moved(
+    policy: Policy, incident: Incident, monitor: RankMonitor | None, prefixes: tuple[str, ...]
+) -> bool:
+    """Return whether a rule of the incident reads such a metric, or one moved since the onset."""
+    for rule in policy.rules:
+        if rule.id in incident.rules and any(
+            metric.startswith(prefixes) for metric in rule_scope.rule_metrics(policy, rule)
+        ):
+            return True
+    if monitor is None:
+        return False
+    for metric in monitor.history.names:
+        if not metric.startswith(prefixes):
+            continue
+        before = values_before(monitor, metric, incident.breach_step)
+        since = [v for step, v in monitor.history.series(metric) if step >= incident.breach_step]
+        if len(before) < SAMPLES or not since:
+            continue
+        low, high = sorted((abs(median(before)), abs(median(since))))
+        if high > NORM_RATIO * low:
+            return True
+    return False
+
+
+def slowdown_by_waiting(policy: Policy, monitor: RankMonitor, rule: Rule) -> float:
+    """Return how many times as long a step takes, by the share of it that waits for data."""
+    if WAITING not in rule_scope.rule_metrics(policy, rule):
+        return 1.0
+    share = monitor.value(WAITING)
+    before = level_before(monitor, WAITING, monitor.first_breach(rule))
+    if share is None or before is None or not before < share < 100.0:
+        return 1.0
+    return (100.0 - before) / (100.0 - share)

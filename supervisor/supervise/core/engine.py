@@ -37,7 +37,15 @@ from . import (
     spike_classifier,
 )
 from .frames import JobFrames
-from .incident import HELD, OPEN, PROBATION, QUIET_STEPS, Incident
+from .incident import (
+    HELD,
+    OPEN,
+    PROBATION,
+    QUIET_STEPS,
+    Incident,
+    RollbackFailure,
+    note_rollback_failure,
+)
 from .model import state_machine
 from .model.decisions import (
     ACTING_MODES,
@@ -322,6 +330,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
             reason = f"no outcome of {action_id} before its deadline"
             ctx.record(ActionInDoubt(reason=reason, action=ActionRef(action_id)))
             verb = run.intent.verb
+            note_rollback_failure(incident.recovery, verb, RollbackFailure.IN_DOUBT)
             runbook_runner.fail_step(
                 ctx, incident, f"no answer to the {verb}: it may or may not have happened"
             )
@@ -414,10 +423,11 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
     if verdict is not None:
         _on_classified(ctx, incident, verdict)
     if incident.phase == PROBATION and incident.run is None:
-        relapsed = _relapsed_rule(policy, state, incident)
-        if relapsed is not None:
+        relapse = _relapse(policy, state, incident)
+        if relapse is not None:
+            rule_id, incident.recovery.relapse_step = relapse
             opening.on_relapse(state, incident)
-            reason = f"{relapsed} is in breach again on probation"
+            reason = f"{rule_id} is in breach again on probation"
             runbook_runner.escalate_incident(ctx, incident, reason)
         elif (
             state.frame_count >= ending.probation_until
@@ -459,13 +469,15 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     if not (verdict.kind == SpikeClass.DATA and rule_scope.input_rules(ctx.policy, incident)):
         then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
-            then = advice.advice_on_request(incident, pending, verdict)
+            then = advice.advice_on_request(state, incident, pending, verdict)
         is_good_news = not incident.escalation.runs and spike_classifier.is_over(verdict)
+        monitor = state.monitors.get(incident.case.rank)
         diagnosed = notices.Diagnosed(
             severity="INFO" if is_good_news and pending is None else incident.severity,
             incident=incident.id,
             spike=verdict.kind,
             summary=diagnosis.verdict_summary(verdict),
+            nonfinite_since=None if monitor is None else diagnosis.nonfinite_since(monitor),
             advice=then,
         )
         ctx.send(diagnosed)
@@ -482,8 +494,11 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         )
 
 
-def _relapsed_rule(policy: Policy, state: State, incident: Incident) -> str | None:
-    """Return a rule of the incident that acts and is in breach, also one that never cleared."""
+def _relapse(policy: Policy, state: State, incident: Incident) -> tuple[str, int] | None:
+    """Return a rule of the incident that acts and is in breach, and since when.
+
+    Also one that never cleared.
+    """
     levels = policy.ladder.levels
     for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2" or rule.runbook not in levels:
@@ -491,8 +506,9 @@ def _relapsed_rule(policy: Policy, state: State, incident: Incident) -> str | No
         mode = policy.mode_of(rule)
         if mode not in ACTING_MODES or state.silence(rule.id) is not None:
             continue
-        if any(monitor.rules[r].code == BREACH for monitor in state.monitors.values()):
-            return rule.id
+        for monitor in state.monitors.values():
+            if monitor.rules[r].code == BREACH:
+                return rule.id, monitor.first_breach(rule)
     return None
 
 

@@ -11,6 +11,7 @@ What did not help is taken back before anything else is tried.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from .model import formats
@@ -18,7 +19,7 @@ from .model.action import Action
 from .model.decisions import SEVERITIES, PlannedStep
 from .model.events import OperatorCommand
 from .model.interfaces import yaml_name
-from .model.payload import NOTHING, Outcome, Payload, RateArgs, RelaunchArgs
+from .model.payload import NOTHING, Outcome, Payload, RateArgs, RelaunchArgs, RollbackArgs
 from .model.policy import Runbook
 from .model.verdicts import ContextEvent, SlowStep, Verdict
 from .run_phase import RateCause, RateJump
@@ -256,6 +257,13 @@ class LossCase:
     verdict: Verdict | None = None
 
 
+class RollbackFailure(StrEnum):
+    """How a rollback that was sent came to nothing that is known."""
+
+    FAILED = "a rollback failed"
+    IN_DOUBT = "a rollback may have happened (then its attempt is a new one)"
+
+
 @dataclass(slots=True)
 class Recovery:
     """The way back from a failure.
@@ -272,6 +280,9 @@ class Recovery:
         suspect_from: attempt -> step from which its checkpoints are suspect because of this.
         rate_limits: what the learning rate was held at as the cause, oldest first.
         out_of_reach: the job refused to go back, as where no savepoint is old enough.
+        rollback_failure: how the newest rollback failed, None where it did not.
+        relapse_step: where the trouble came back after a verified recovery, None where it did not.
+        rewarm_start: the factor of the learning rate behind the newest rollback.
     """
 
     undos: list[tuple[int, Action]] = field(default_factory=list)
@@ -284,6 +295,9 @@ class Recovery:
     suspect_from: dict[int, int] = field(default_factory=dict)
     rate_limits: list[float] = field(default_factory=list)
     out_of_reach: bool = False
+    rollback_failure: RollbackFailure | None = None
+    relapse_step: int | None = None
+    rewarm_start: float = 1.0
 
 
 @dataclass(slots=True)
@@ -429,6 +443,9 @@ OPEN, ACTING, PROBATION, HELD, CLOSED = "open", "acting", "probation", "held", "
 QUIET_STEPS = 20
 
 
+NEAR = 5  # steps in which the gravest rule of a trouble follows its first one; project default
+
+
 @dataclass(slots=True)
 class Incident:
     """An open incident.
@@ -478,6 +495,25 @@ class Incident:
     def is_rolled_back(self) -> bool:
         """Whether the job was taken back since it began, also where no frame has shown it yet."""
         return self.case.rolled_back or self.recovery.rolled_back_to > self.case.attempt
+
+    @property
+    def onset_step(self) -> int:
+        """The step at which it began, as people are told."""
+        is_near = 0 <= self.breach_step - self.opened_step <= NEAR
+        return min(self.breach_step, self.opened_step) if is_near else self.breach_step
+
+    @property
+    def untrusted_from(self) -> int:
+        """The step from which on no checkpoint is to be used."""
+        is_crash = self.breach_step == self.recovery.crashed
+        return self.breach_step if is_crash else self.onset_step
+
+    @property
+    def steps_held(self) -> int:
+        """For how many steps a recovery held before a relapse, 0 where there was none."""
+        relapse_step = self.recovery.relapse_step
+        is_known = relapse_step is not None and self.case.rolled_back
+        return max(0, (relapse_step or 0) - self.case.first_step) if is_known else 0
 
     @property
     def is_order(self) -> bool:
@@ -531,6 +567,9 @@ def record_committed(
         if verb == "relaunch" and outcome.step is None:
             recovery.restored_step = run.intent.args.parse(RelaunchArgs).step
         recovery.loop_kept = verb == "rollback"
+        recovery.rollback_failure = recovery.relapse_step = None
+        rewarm = run.intent.args.read(RollbackArgs).rewarm
+        recovery.rewarm_start = 1.0 if rewarm is None else rewarm.start
     if verb == "hold_rate" and (limit := run.intent.args.parse(RateArgs).limit) is not None:
         recovery.rate_limits.append(limit)
     forget_undo(recovery, verb)
@@ -541,6 +580,12 @@ def record_committed(
     if verb in WAY_BACK_VERBS and led and not run.requested.operator:
         recovery.must_pass = max(recovery.must_pass, incident.breach_step)
         recovery.probation_step = recovery.must_pass + run.runbook.verification.clear_for
+
+
+def note_rollback_failure(recovery: Recovery, verb: str, failure: RollbackFailure) -> None:
+    """Take note of how an action came to nothing that is known, if it was a rollback."""
+    if verb == "rollback":
+        recovery.rollback_failure = failure
 
 
 def forget_undo(recovery: Recovery, verb: str) -> None:

@@ -243,12 +243,14 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
     if job.stopping and incident is not None:
         return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
     if _ended_as_asked(job):
-        return Advice(None, advice.start_again(ctx.policy, ctx.state))
-    cause = job.restarts.cause if has_start_failed(ctx.state) else None  # that may be the cause
+        return Advice(None, advice.after_end(ctx.policy, ctx.state, incident))
+    failed = has_start_failed(ctx.state)
+    cause = job.restarts.cause if failed else None  # that may be the cause
     remedy = advice.AFTER_KILL if job.returncode in KILLED else cause.remedy if cause else ()
     if job.cause is not None:
         remedy = job.cause.remedy
-    return Advice(None, advice.after_crash(ctx.policy, ctx.state, remedy))
+    restarted_with = (job.restarted_with or "job.relaunch") if failed else ""
+    return Advice(None, advice.after_crash(ctx.policy, ctx.state, incident, remedy, restarted_with))
 
 
 def _bad_end(

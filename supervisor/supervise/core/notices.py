@@ -364,10 +364,19 @@ class RuleWouldRun(Notice, frozen=True, kw_only=True):
 
 
 class Diagnosed(Notice, frozen=True, kw_only=True):
-    TITLE = "{incident}: diagnosis: {spike}"
+    """`nonfinite_since`: the step since which a NaN or Inf lasts, None where none does."""
+
+    TITLE = "{incident}: {finding}"
     WHAT = "{summary}"
     spike: SpikeClass
     summary: str
+    nonfinite_since: int | None = None
+
+    @property
+    def finding(self) -> str:
+        if self.nonfinite_since is None:
+            return f"diagnosis: {self.spike}"
+        return f"NaN or Inf since step {self.nonfinite_since}"
 
 
 class StillOpen(Notice, frozen=True, kw_only=True):
@@ -380,7 +389,7 @@ class StillOpen(Notice, frozen=True, kw_only=True):
 class Limit(StrEnum):
     """Why nothing more is tried."""
 
-    NOTHING_LEFT = "no other action of the policy is left to try"
+    NOTHING_LEFT = "the policy has no action left for this incident"
     SAME_DATA = "a further rollback would not help while the data are the same"
 
 
@@ -738,7 +747,7 @@ class RanksDiffer(Notice, frozen=True, kw_only=True):
     NEXT = (
         Step("no command can repair that"),
         Step("stop the job", "supervise stop RUN"),
-        Step("then start it from a checkpoint"),
+        Step("then start it from one saved before they differed", "supervise checkpoints RUN"),
     )
     headline: str
 

@@ -345,7 +345,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
 def _begin_trouble(ctx: StepContext, monitor: RankMonitor, incident: Incident, rule: Rule) -> None:
     """A new trouble on probation: what is gone back before is its own begin."""
     state = ctx.state
-    incident.breach_step = monitor.first_breach(rule)
+    incident.breach_step = incident.recovery.relapse_step = monitor.first_breach(rule)
     opening.suspect_checkpoints(state, incident)
     opening.record_onset(ctx, monitor, incident, rule, incident.breach_step)
 

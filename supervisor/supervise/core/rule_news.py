@@ -171,9 +171,8 @@ def send_reminder(ctx: StepContext, incident: Incident) -> None:
         return
     pending, answer = ctx.state.approvals.pending, Advice()
     if pending is not None:
-        answer = advice.advice_on_request(
-            incident, pending, diagnosis.classify_incident(ctx.policy, ctx.state, incident)
-        )
+        verdict = diagnosis.classify_incident(ctx.policy, ctx.state, incident)
+        answer = advice.advice_on_request(ctx.state, incident, pending, verdict)
     ctx.send(
         notices.StillOpen(
             severity=incident.severity,

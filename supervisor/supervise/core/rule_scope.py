@@ -178,6 +178,12 @@ def input_rules(policy: Policy, incident: Incident) -> list[Rule]:
     return [rule for rule in _rules(policy, incident) if rule_family(policy, rule) == DATA]
 
 
+def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether a rule about what the model is given fires."""
+    firing = set(state.firing(policy))
+    return any(rule.id in firing for rule in input_rules(policy, incident))
+
+
 def may_be_one_spike(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule, and one of the incident, read only what one spike moves."""
     return rule_metrics(policy, rule) <= MOVED_BY_SPIKE and any(

@@ -740,11 +740,6 @@ class RestartFailed(Notice, frozen=True, kw_only=True):
     command: str
     failure: str = ""
 
-    @property
-    def then(self) -> Advice:
-        steps = (Step("check job.relaunch in the policy"), *self.advice.steps)
-        return Advice(None, steps)
-
 
 class HostUnfit(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
@@ -836,7 +831,9 @@ class ChannelRecovered(Notice, frozen=True, kw_only=True):
 
     @property
     def then(self) -> Advice:
-        return Advice(None, (Step("read them with", "supervise why RUN"),) if self.lost else ())
+        return Advice(
+            None, (Step("read them with", "supervise audit show RUN"),) if self.lost else ()
+        )
 
 
 class Digest(Notice, frozen=True, kw_only=True):

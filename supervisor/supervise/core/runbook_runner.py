@@ -29,11 +29,13 @@ from .incident import (
     Incident,
     Intent,
     OperatorRequest,
+    RollbackFailure,
     RunbookExecution,
     RunbookFailure,
     StartTerms,
     escalation_undos,
     format_arguments,
+    note_rollback_failure,
     record_committed,
     record_uncertain,
     remove_undo,
@@ -272,7 +274,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
         text += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
         then = sentences(text)
     if closing.is_rate_hold(ctx.state, incident, run.runbook):
-        live = (advice.FREE_RATE,)
+        live = (advice.free_rate(incident),)
     if "stop" in run.runbook.verbs:
         stopped = "the job is stopped once evidence is collected"
         then = sentences(stopped, "how to start it again follows")
@@ -484,6 +486,7 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
             failure.refused, run.index = False, run.index + 1
             proceed_runbook(ctx, incident)
             return
+        note_rollback_failure(incident.recovery, run.intent.verb, RollbackFailure.FAILED)
         closing.record_rank_failure(ctx, incident, run, outcome, error)
         fail_step(ctx, incident, f"the {run.intent.verb} failed: {error}", is_sent=not refused)
         return
