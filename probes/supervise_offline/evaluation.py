@@ -8,7 +8,8 @@ each part of the checkpoint is restored. The answer is one JSON line, see `evalu
 It runs in the job's interpreter, on one thread of the CPU, at the lowest priority, within the
 memory and the time of the request, and is the first that the kernel kills where memory ends.
 
-Source: Hutchinson's estimate of a trace (1989), by central differences of gradients.
+Sources: Hutchinson's estimate of a trace (1989), by central differences of gradients; bits of the
+model over those of zlib, Carlini et al., arXiv:2012.07805.
 """
 
 import array
@@ -19,7 +20,9 @@ import os
 import signal
 import sys
 import time
+import zlib
 from contextlib import suppress
+from statistics import median
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -39,6 +42,7 @@ TOP = 10  # tokens that are compared, the likeliest
 LOGITS = 1 << 20  # numbers of the probe batch's outputs that are kept
 HASH_DIGITS = 13  # hexadecimal ones of a hash that are its number: 52 bits, exact as a float
 FIRST = 1024  # tokens that say whether a file is of uint16
+RATIOS = 1000  # windows whose lowest thousandth is one at least
 FEWEST = 8  # windows that a comparison needs
 DIRECTIONS, STEP = 8, 0.01  # of the curvature; of the weights' root mean square
 COST = 6  # forward passes of a direction
@@ -74,15 +78,22 @@ class Slice(NamedTuple):
 
     Attributes:
         read: (start, count) to tokens. starts: of the windows.
-        length: tokens of a window, less the last one's target.
+        length: tokens of a window, less the last one's target. kind: of a token in the file, as of
+            `array`.
     """
 
     read: Callable[[int, int], list[int]]
     starts: list[int]
     length: int
+    kind: str
 
     def windows(self, begin: int, end: int) -> list[list[int]]:
         return [self.read(start, self.length + 1) for start in self.starts[begin:end]]
+
+    def bits(self, count: int) -> list[int]:
+        """Return how many bits zlib needs for the targets of each of the first windows."""
+        several = (array.array(self.kind, tokens[1:]) for tokens in self.windows(0, count))
+        return [8 * len(zlib.compress(tokens.tobytes(), 9)) for tokens in several]
 
     def digest(self) -> str:
         """Return the SHA-256 of all windows."""
@@ -361,21 +372,26 @@ class Evaluation:
             side["windows"] = side.get("windows", {}).get(name)
         return [key for key, value in sides[0].items() if value != sides[1].get(key)]
 
-    def measure_slices(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure the loss of each file of tokens; return the losses of its windows, to keep."""
+    def measure_slices(self, before: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Measure each file of tokens; return its losses and the limit of its ratios, to keep."""
         kept: dict[str, Any] = {}
+        limits: dict[str, float] = {}
         worst = 0.0, 0.0
         for number, (name, opened) in enumerate(self._slices.items()):
             share = (self._until_s - time.monotonic()) / 2.0 / (len(self._slices) - number)
             try:
-                losses = self._losses(opened, time.monotonic() + share)
+                losses, count = self._losses(opened, time.monotonic() + share)
             except Exception as error:  # of the job's code too
                 self.unmeasured[f"checkpoint_val_loss.{name}"] = explain(error)
                 continue
             kept[name] = losses
             self.values[f"checkpoint_val_loss.{name}"] = float(losses.mean())
             earlier = before.get("windows", {}).get(name)
-            if earlier is not None and (changes := self._changes(name, before)):
+            changes = self._changes(name, before)
+            limit = None if changes else before.get("ratios", {}).get(name)
+            several = losses if len(losses) == count else []
+            limits |= self._measure_ratios(name, opened, several, limit)
+            if earlier is not None and changes:
                 self.unmeasured[f"checkpoint_val_rise.{name}"] = (
                     f"the checkpoint before was evaluated with other {', '.join(changes)}"
                 )
@@ -392,7 +408,42 @@ class Evaluation:
             means = [float(losses.mean()) for losses in kept.values()]
             self.values["checkpoint_val_loss"] = mean = sum(means) / len(means)
             self.values["checkpoint_val_ppl"] = math.exp(min(700.0, mean))
-        return kept
+        self._take_largest("zlib_ratio")
+        return {"windows": kept, "ratios": limits}
+
+    def _take_largest(self, metric: str) -> None:
+        several = [v for name, v in self.values.items() if name.startswith(f"{metric}.")]
+        if several:
+            self.values[metric] = max(several)
+
+    def _measure_ratios(
+        self, name: str, opened: Slice, losses: Any, limit: Optional[float]
+    ) -> dict[str, float]:
+        """Measure the share of windows for which the model needs unusually few bits.
+
+        Args:
+            losses: by window, empty where they cannot be told apart.
+            limit: of the first evaluation, None in it.
+
+        Returns:
+            The limit by name, to keep; empty if it is not known.
+        """
+        metric = f"zlib_ratio.{name}"
+        if len(losses) < RATIOS:
+            self.unmeasured[metric] = (
+                f"{len(losses):,} windows with a loss of their own, and their lowest thousandth "
+                f"takes {RATIOS:,}: `tokens` may be more"
+            )
+            return {} if limit is None else {name: limit}
+        ratios = [
+            float(loss) / math.log(2.0) * opened.length / bits
+            for loss, bits in zip(losses, opened.bits(len(losses)))
+        ]
+        distances = distances_from_median(ratios)
+        if limit is None:
+            limit = sorted(distances)[len(distances) // RATIOS]
+        self.values[metric] = 100.0 * sum(d < limit for d in distances) / len(distances)
+        return {name: limit}
 
     def _open(self, path: str, tokens: int) -> Slice:
         """Choose windows of a file, as long as those of the probe batch."""
@@ -406,7 +457,7 @@ class Evaluation:
                 raise UnknownError("the model gives no logits of each position")
             self._classes = int(logits.shape[-1])
             self._own = [targets for _, targets, _ in self._seen.pairs]
-        read, total = open_tokens(path, self._classes)
+        kind, read, total = open_tokens(path, self._classes)
         room = (total - 1) // length
         if room < rows:
             raise UnknownError(f"{path} has {total:,} tokens, and a batch {rows} x {length}")
@@ -415,18 +466,23 @@ class Evaluation:
         # Spread over the file, in an order in which any number of the first are spread, too.
         order = torch.randperm(count, generator=chance).tolist()
         starts = [place * (room - 1) // max(1, count - 1) * length for place in order]
-        return Slice(read, starts, length)
+        return Slice(read, starts, length, kind)
 
-    def _losses(self, opened: Slice, until_s: float) -> Any:
-        """Return the mean loss of each window, of as many as there is time for."""
+    def _losses(self, opened: Slice, until_s: float) -> tuple[Any, int]:
+        """Return the mean loss of each window, or of the windows of a batch; and of how many.
+
+        Of as many as there is time for.
+        """
         torch, ids = self._torch, self._batch.ids
         losses: list[float] = []
+        count = 0
         for start in range(0, len(opened.starts), len(ids)):
             if losses and time.monotonic() > until_s:
                 break
             window = torch.tensor(opened.windows(start, start + len(ids)))
             losses += self._row_losses(self._run_window(window), window)
-        return torch.tensor(losses, dtype=torch.float64)
+            count += len(ids)
+        return torch.tensor(losses, dtype=torch.float64), count
 
     def _run_window(self, window: Any) -> Any:
         """Return what the model gives for rows of tokens, each one longer than those it takes."""
@@ -493,6 +549,13 @@ def digest_of(path: str) -> str:
     return sha.hexdigest()
 
 
+def distances_from_median(values: list[float]) -> list[float]:
+    """Return how far each is from their median, in medians of these distances."""
+    middle = median(values)
+    scale = median([abs(value - middle) for value in values])
+    return [(value - middle) / max(scale, 1e-12) for value in values]
+
+
 def explain(error: BaseException) -> str:
     """Return one sentence."""
     if isinstance(error, UnknownError):
@@ -526,8 +589,11 @@ def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: list[Any], nu
     return total / number
 
 
-def open_tokens(path: str, classes: int) -> tuple[Callable[[int, int], list[int]], int]:
-    """Return what reads (start, count) tokens of a file of uint16 or uint32, and how many it has.
+def open_tokens(path: str, classes: int) -> tuple[str, Callable[[int, int], list[int]], int]:
+    """Open a file of uint16 or uint32.
+
+    Returns:
+        Its type as of `array`, what reads (start, count) tokens, and how many it has.
 
     Raises:
         UnknownError: it is of another form, or has other tokens than the model.
@@ -550,7 +616,7 @@ def open_tokens(path: str, classes: int) -> tuple[Callable[[int, int], list[int]
             f"{path} looks like uint32: of a model of {classes:,} tokens it is read as uint16, as "
             "of every model of up to 65,536"
         )
-    return read, os.fstat(fd).st_size // size
+    return kind, read, os.fstat(fd).st_size // size
 
 
 def prove_any(evaluation: Evaluation, fills: Iterator[None], request: Mapping[str, Any]) -> float:
@@ -596,7 +662,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
     except Exception as error:  # of the job's code; what is proved stays
         lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
         evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
-    kept |= {"artefact": evaluation.artefact, "windows": evaluation.measure_slices(before)}
+    kept |= {"artefact": evaluation.artefact, **evaluation.measure_slices(before)}
     try:
         evaluation.measure_curvature()
     except Exception as error:

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,7 +265,8 @@ def test_what_is_measured_is_what_the_model_has_in_double_precision(inside, eval
     assert statistics.mean(rises) > 0.0
     trace = second["values"].pop("curvature_trace_est")
     assert second["values"] == pytest.approx(expected, rel=2e-4)
-    assert second["unmeasured"] == {} and trace > 0.0
+    assert {*second["unmeasured"]} == {"zlib_ratio.held"} and trace > 0.0
+    assert second["unmeasured"]["zlib_ratio.held"].startswith("20 windows")
     assert {*second["parts"].values()} == {"restored"}
 
 
@@ -310,6 +312,47 @@ def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_
     assert "probe batch" in other_batch["unmeasured"]["checkpoint_kl_to_prev"]
     assert "checkpoint_kl_to_prev" not in other_batch["values"]
     assert other_batch["values"]["checkpoint_val_rise"] == 0.0
+
+
+def test_windows_known_by_heart_are_far_below_the_others_in_bits_for_those_of_zlib(
+    evaluate, tmp_path
+):
+    """`zlib_ratio`: 20 of 1200 are learnt, and then all others get worse."""
+    job, held = Job(tmp_path), tmp_path / "held.bin"
+    chance = random.Random(6)
+    known = chance.choices(range(CLASSES), k=LENGTH)
+    several = [chance.choices(range(CLASSES), k=LENGTH) for _ in range(1200)]
+    several[7::60] = [known] * 20
+    tokens = torch.tensor([*(token for window in several for token in window), 0])
+    held.write_bytes(array.array("H", tokens.tolist()).tobytes())
+    val = {"val": {"held": str(held)}, "tokens": 20000}
+
+    def distances():
+        windows = torch.stack([tokens[n * LENGTH : (n + 1) * LENGTH + 1] for n in range(1200)])
+        with torch.no_grad():
+            logits = in_double(job.model)(windows[:, :-1])
+        losses = F.cross_entropy(logits.mT, windows[:, 1:], reduction="none").sum(1).tolist()
+        packed = [zlib.compress(array.array("H", w[1:]).tobytes(), 9) for w in windows.tolist()]
+        ratios = [a / 0.6931471805599453 / 8 / len(b) for a, b in zip(losses, packed, strict=True)]
+        middle = statistics.median(ratios)
+        scale = statistics.median(abs(ratio - middle) for ratio in ratios)
+        return sorted((ratio - middle) / scale for ratio in ratios)
+
+    limit = distances()[1]
+    first = evaluate(job.request("c1.pt", **val))
+    optimizer = torch.optim.AdamW(job.model.parameters(), lr=0.01)
+    for _ in range(60):
+        rows = torch.tensor([known, known])
+        logits = job.model(rows)[:, :-1]
+        F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    second = evaluate(job.request("c2.pt", **val, previous=str(tmp_path / "outputs.c1.pt")))
+
+    assert first["values"]["zlib_ratio"] == pytest.approx(100 / 1200)
+    share = 100.0 * sum(distance < limit for distance in distances()) / 1200
+    assert share >= 100.0 * 20 / 1200
+    assert second["values"]["zlib_ratio.held"] == pytest.approx(share, abs=100.1 / 1200)
 
 
 @pytest.mark.parametrize("labels", ["ids", "others"])

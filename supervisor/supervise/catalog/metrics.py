@@ -109,6 +109,15 @@ _ROWS = (
     ),
     ("checkpoint_val_rise_z", "1", "That in standard errors of its mean.", SIMPLE),
     (
+        "zlib_ratio",
+        "%",
+        "Share of the windows of such a file that cost the model unusually few bits, for those "
+        "that zlib (level 9) needs for their token ids as they are in the file: below the lowest "
+        "thousandth of the first evaluation, in deviations from the median; the largest of the "
+        "files, append one's name for its own: `.held`.",
+        "Carlini et al., arXiv:2012.07805",
+    ),
+    (
         "spike_score",
         "%",
         "Share of the newest 1000 losses that are 7 deviations or more above the mean of the 1000 "
@@ -510,7 +519,7 @@ CHECKPOINT = (
     *("checkpoint_probe_loss", "checkpoint_probe_ppl", "checkpoint_entropy"),
     *("checkpoint_kl_to_prev", "checkpoint_top_agreement", "curvature_trace_est"),
     *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
-    "checkpoint_val_rise_z",
+    *("checkpoint_val_rise_z", "zlib_ratio"),
 )
 # Measured there, too, where the job does not report its own.
 ALSO_OF_CHECKPOINTS = ("eval_artifact_hash",)
