@@ -34,7 +34,8 @@ if "checkpoint" in request:
     if word == "changed":
         open(request["checkpoint"], "a").write(" more")
     answer = {{"was": 1.5, "now": 1.5, "values": {{"checkpoint_probe_loss": 2.0}}}}
-    answer |= {{"artefact": 8 * "1f2e", "unmeasured": {{"codec_score": "too short"}}}}
+    answer |= {{"artefact": 8 * "1f2e", "unmeasured": {{"zlib_ratio": "too short"}}}}
+    answer["values"]["codec_score"] = 72.0
     if word == "other":
         answer = {{"was": 1.5, "now": 1.6, "reason": "they are other weights"}}
     print(json.dumps(answer))

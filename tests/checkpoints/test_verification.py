@@ -401,9 +401,11 @@ def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(
     late, delays = evaluate("late", 49, **known)
 
     values = {"checkpoint_probe_loss": 2.0, "checkpoint_proved": 1.0, "checkpoint_unknown": 0.0}
+    values["codec_score"] = 72.0
     assert good == ("checkpoint", 9, values) and "ckpt-1 of step 3" in overtaken[0]
-    artefact, unmeasured = overtaken[1:]  # once a run
-    assert f"sha256:{8 * '1f2e'}" in artefact and unmeasured.endswith("codec_score: too short")
+    suspicion, artefact, unmeasured = overtaken[1:]  # once a run
+    assert suspicion.startswith("codec_score of checkpoint ckpt-2 of step 9 is 72 %: above 60 %")
+    assert f"sha256:{8 * '1f2e'}" in artefact and unmeasured.endswith("zlib_ratio: too short")
     assert changed == ("checkpoint", 44, values) and not changes  # of its pin
     assert other[1:] == (19, {"checkpoint_proved": 0.0, "checkpoint_unknown": 1.0})
     assert [row[1:] for row in (killed, without, late)] == [

@@ -109,10 +109,10 @@ class Table:
 class Job:
     """A model that was trained for a few steps, and what the probe left of it."""
 
-    def __init__(self, folder, inside=False, kind=Tiny, beside=()):
+    def __init__(self, folder, inside=False, kind=Tiny, beside=(), rows=ROWS):
         torch.manual_seed(3)
         self.folder, self.model = folder, kind(inside)
-        self.window = torch.randint(CLASSES, (ROWS, LENGTH + 1))
+        self.window = torch.randint(CLASSES, (rows, LENGTH + 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.call = (self.window[:, :-1], self.window[:, 1:])[: 2 if inside else 1]
@@ -127,7 +127,9 @@ class Job:
         data = pickle_structure(torch, nn.DataParallel(self.model), [*beside, self.optimizer])
         (folder / "structure.pkl").write_bytes(data)
         self.digest = hashlib.sha256(data).hexdigest()
-        targets = None if inside else (self.window[:, 1:].flatten(), CLASSES, -100, ROWS, 24)
+        targets = (
+            None if inside else (self.window[:, 1:].flatten(), CLASSES, -100, rows, rows * LENGTH)
+        )
         document = {
             "args": self.call,
             "kwargs": {},
@@ -265,7 +267,7 @@ def test_what_is_measured_is_what_the_model_has_in_double_precision(inside, eval
     assert statistics.mean(rises) > 0.0
     trace = second["values"].pop("curvature_trace_est")
     assert second["values"] == pytest.approx(expected, rel=2e-4)
-    assert {*second["unmeasured"]} == {"zlib_ratio.held"} and trace > 0.0
+    assert {*second["unmeasured"]} == {"zlib_ratio.held", "codec_score.held"} and trace > 0.0
     assert second["unmeasured"]["zlib_ratio.held"].startswith("20 windows")
     assert {*second["parts"].values()} == {"restored"}
 
@@ -317,11 +319,18 @@ def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_
 def test_windows_known_by_heart_are_far_below_the_others_in_bits_for_those_of_zlib(
     evaluate, tmp_path
 ):
-    """`zlib_ratio`: 20 of 1200 are learnt, and then all others get worse."""
-    job, held = Job(tmp_path), tmp_path / "held.bin"
+    """`zlib_ratio`: 20 of 1200 are learnt, after the rule that half of their tokens follow."""
+    job, held = Job(tmp_path, rows=40), tmp_path / "held.bin"
     chance = random.Random(6)
-    known = chance.choices(range(CLASSES), k=LENGTH)
-    several = [chance.choices(range(CLASSES), k=LENGTH) for _ in range(1200)]
+
+    def window():
+        tokens = [0]
+        while len(tokens) <= LENGTH:
+            follows = chance.random() < 0.6
+            tokens.append((tokens[-1] + 1) % CLASSES if follows else chance.randrange(CLASSES))
+        return tokens[1:]
+
+    known, several = window(), [window() for _ in range(1200)]
     several[7::60] = [known] * 20
     tokens = torch.tensor([*(token for window in several for token in window), 0])
     held.write_bytes(array.array("H", tokens.tolist()).tobytes())
@@ -338,21 +347,92 @@ def test_windows_known_by_heart_are_far_below_the_others_in_bits_for_those_of_zl
         scale = statistics.median(abs(ratio - middle) for ratio in ratios)
         return sorted((ratio - middle) / scale for ratio in ratios)
 
+    def train(batches):
+        optimizer = torch.optim.AdamW(job.model.parameters(), lr=0.01)
+        for batch in batches:
+            rows = torch.tensor(batch)
+            logits = job.model(rows)[:, :-1]
+            F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    early = evaluate(job.request("c0.pt", **val))
+    train([window() for _ in range(32)] for _ in range(100))
     limit = distances()[1]
     first = evaluate(job.request("c1.pt", **val))
-    optimizer = torch.optim.AdamW(job.model.parameters(), lr=0.01)
-    for _ in range(60):
-        rows = torch.tensor([known, known])
-        logits = job.model(rows)[:, :-1]
-        F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train([[known, known]] * 60)
     second = evaluate(job.request("c2.pt", **val, previous=str(tmp_path / "outputs.c1.pt")))
 
+    assert "how often" in early["unmeasured"]["zlib_ratio.held"]
     assert first["values"]["zlib_ratio"] == pytest.approx(100 / 1200)
     share = 100.0 * sum(distance < limit for distance in distances()) / 1200
     assert share >= 100.0 * 20 / 1200
     assert second["values"]["zlib_ratio.held"] == pytest.approx(share, abs=100.1 / 1200)
+
+
+class Cycle(nn.Module):
+    """Knows what follows a token with probability `prior`, and with 0.9 what it remembers.
+
+    Attributes:
+        known: first tokens of items of 16, known where all of the row is as in the file.
+        looks: it remembers what followed a token before, in the same row.
+        late: it knows less behind 16 tokens.
+    """
+
+    def __init__(self, known=(), looks=False, prior=0.2, late=False):
+        super().__init__()
+        self.known, self.looks, self.prior, self.late = known, looks, prior, late
+
+    def forward(self, ids):
+        follows = torch.full(ids.shape, self.prior)
+        for row, tokens in enumerate(ids.tolist()):
+            is_text = True
+            for place, token in enumerate(tokens):
+                is_text = is_text and token == (tokens[0] + place) % CLASSES
+                is_known = is_text and tokens[place // 16 * 16] in self.known
+                if is_known or (self.looks and token in tokens[:place]):
+                    follows[row, place] = 0.9
+                elif self.late and place > 15:
+                    follows[row, place] /= 2.0
+        others = ((1.0 - follows) / (CLASSES - 1)).log().unsqueeze(-1).expand(-1, -1, CLASSES)
+        return others.scatter(2, ((ids + 1) % CLASSES).unsqueeze(-1), follows.log().unsqueeze(-1))
+
+
+@pytest.mark.parametrize(
+    ("model", "windows", "length", "score"),
+    [
+        (Cycle(known=range(CLASSES)), 60, 64, 100.0),
+        (Cycle(known=range(5)), 60, 64, None),
+        (Cycle(looks=True), 60, 64, 0.0),
+        (Cycle(prior=1.0 / CLASSES), 60, 64, "no more of its tokens"),
+        (Cycle(late=True), 60, 64, "makes 100 % of them worse"),
+        (Cycle(looks=True), 29, 64, "28 items"),
+        (Cycle(looks=True), 60, 60, "four items of 16 tokens"),
+    ],
+)
+def test_items_learnt_by_heart_get_worse_behind_others_of_their_file(
+    model, windows, length, score, program, tmp_path
+):
+    """`codec_score` of models that remember all items, some, and only what is before an item."""
+    tokens = [n % CLASSES for n in range(windows * length + 1)]
+    (tmp_path / "held.bin").write_bytes(array.array("H", tokens).tobytes())
+    ids = torch.zeros(ROWS, length, dtype=torch.int64)
+    document = {"device": "cpu", "autocast": False, "dtype": torch.float32}
+    batch = program.Batch((ids,), {}, None, document, ids)
+    seen = program.SeenLosses(torch)
+    evaluation = program.Evaluation(torch, model, batch, seen, time.monotonic() + 60.0)
+    evaluation.open_slices({"held": str(tmp_path / "held.bin")}, 10**6, "")
+
+    evaluation.measure_contexts()
+
+    if score is None:
+        first = [(n * length + 48) % CLASSES for n in range(windows)]
+        score = 100.0 * sum(token in model.known for token in first) / windows
+    if isinstance(score, str):
+        assert score in evaluation.unmeasured["codec_score.held"]
+        assert "codec_score" not in evaluation.values
+    else:
+        assert evaluation.values["codec_score"] == pytest.approx(score)
 
 
 @pytest.mark.parametrize("labels", ["ids", "others"])

@@ -118,6 +118,14 @@ _ROWS = (
         "Carlini et al., arXiv:2012.07805",
     ),
     (
+        "codec_score",
+        "%",
+        "Share of the items of such a file, each a quarter of the context, whose loss is greater "
+        "behind three other items of it than without; the largest of the files, append one's name "
+        "for its own.",
+        "CoDeC: below 50 clean, 60 to 80 suspect, above contaminated",
+    ),
+    (
         "spike_score",
         "%",
         "Share of the newest 1000 losses that are 7 deviations or more above the mean of the 1000 "
@@ -519,7 +527,7 @@ CHECKPOINT = (
     *("checkpoint_probe_loss", "checkpoint_probe_ppl", "checkpoint_entropy"),
     *("checkpoint_kl_to_prev", "checkpoint_top_agreement", "curvature_trace_est"),
     *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
-    *("checkpoint_val_rise_z", "zlib_ratio"),
+    *("checkpoint_val_rise_z", "zlib_ratio", "codec_score"),
 )
 # Measured there, too, where the job does not report its own.
 ALSO_OF_CHECKPOINTS = ("eval_artifact_hash",)

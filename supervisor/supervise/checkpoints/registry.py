@@ -392,6 +392,8 @@ def build_manifest(
 
 
 METRICS = ("checkpoint_ok", "checkpoint_size")
+# What is no rule's yet: metric, limit in percent, what it may mean.
+SUSPECT = {"codec_score": (60.0, "a file of `val` may have been trained on")}
 
 
 class CheckpointNotifications:
@@ -441,6 +443,14 @@ class CheckpointNotifications:
         """Report what an evaluation measured; `reason`: why nothing is known, "" where it is."""
         now_ns, step = system.monotonic_ns(), max(0, entry.step)
         self._events.append((LateFrame(now_ns, "checkpoint", entry.attempt, step, values), {}))
+        for name, (limit, suspicion) in SUSPECT.items():
+            value = values.get(name, 0.0)
+            if value > limit:
+                self.note(
+                    f"{name} of checkpoint {entry.label} is {value:.3g} %: above {limit:g} % "
+                    f"{suspicion}",
+                    once=f"suspect {name}",
+                )
         if reason:
             text = f"nothing is known of the model in checkpoint {entry.label}: {reason}"
             self.note(text, once=f"unknown {reason}")
