@@ -31,7 +31,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import find_torch, rebuild
+    from supervise_offline import TokenIndex, find_torch, rebuild
     from supervise_offline.checkpoint import verify
     from supervise_offline.mechanisms import give_way
     from supervise_offline.rebuild import FAILED, RESTORED, UNKNOWN, UnknownError
@@ -41,11 +41,13 @@ finally:
 SEED = 20220405  # as `supervise_probe.sampling.side_forward`
 EXACT, ROUNDED = 1e-5, 0.02  # of one CPU; of half precision or a device, in nat; project defaults
 TOP = 10  # tokens that are compared, the likeliest
-LOGITS = 1 << 20  # numbers of the probe batch's outputs that are kept
+LOGITS, LARGEST = 1 << 20, 1 << 24  # numbers of outputs that are kept; of texts, at a time
 HASH_DIGITS = 13  # hexadecimal ones of a hash that are its number: 52 bits, exact as a float
 FIRST = 1024  # tokens that say whether a file is of uint16
 KNOWS_LITTLE = "the model knows no more of its tokens than how often each comes"
 RATIOS = 1000  # windows whose lowest thousandth is one at least
+# Of `memorization_rate`: texts, tokens of each, texts at a time, tokens at least; defaults.
+TEXTS, GENERATED, TOGETHER, FEWEST_GENERATED = 500, 128, 32, 2000
 # Of `codec_score`: items at most and at least, others before one, and its least tokens; defaults.
 # A small model had 79 % on unseen code while its loss was still falling, and 95 on what it knew by
 # heart: where the text right before an item does not help either, others say nothing.
@@ -227,7 +229,7 @@ class Evaluation:
 
     def _run(self, args: Any, kwargs: Any, seed: int = SEED) -> Any:
         torch, document = self._torch, self._batch.document
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: others are not used, and cost
         for name in ("numpy.random", "random"):
             if name in sys.modules:
                 sys.modules[name].seed(seed)
@@ -310,7 +312,7 @@ class Evaluation:
         if pairs:
             return self._torch.cat([p[0] for p in pairs if p[0].shape[1] == pairs[0][0].shape[1]])
         for value in self._floating(output):
-            of_ids = ids is not None and value.dim() == 3 and value.shape[:2] == ids.shape
+            of_ids = ids is not None and value.dim() == 3 and value.shape[1] == ids.shape[1]
             if of_ids or (targets and value.dim() > 1 and value.shape[-1] == targets[1]):
                 return value.reshape(-1, value.shape[-1])
         return None
@@ -336,11 +338,13 @@ class Evaluation:
 
     # ── held-out tokens ───────────────────────────────────────────────────────────────────────
 
-    def open_slices(self, slices: Mapping[str, str], tokens: int, tokenizer: str) -> str:
+    def open_slices(
+        self, slices: Mapping[str, str], tokens: int, tokenizer: str = "", index: str = ""
+    ) -> str:
         """Open the files of tokens, and see what their numbers will depend on but for the weights.
 
         Args:
-            tokens: of each file, at most. tokenizer: the file of that, "" where none is named.
+            tokens: of each file, at most. tokenizer, index: their files, "" where none is named.
 
         Returns:
             The SHA-256 of its canonical JSON, "" where a part of it cannot be read.
@@ -366,12 +370,14 @@ class Evaluation:
             "tokens": tokens,
             "window": int(ids.shape[1]) if digests else 0,
             "tokenizer": "",
+            "index": "",
             "windows": digests,
         }
         try:
             self.artefact["tokenizer"] = digest_of(tokenizer) if tokenizer else ""
-        except OSError as error:
-            reason = reason or f"the tokenizer: {explain(error)}"
+            self.artefact["index"] = TokenIndex(index).digest if index else ""
+        except (OSError, ValueError) as error:
+            reason = reason or explain(error)
         if reason:
             self.unmeasured["eval_artifact_hash"] = reason
             return ""
@@ -383,7 +389,7 @@ class Evaluation:
         """Return in what a slice was evaluated otherwise at the checkpoint before."""
         sides = [dict(d) for d in (self.artefact, before.get("artefact") or {})]
         for side in sides:
-            side["windows"] = side.get("windows", {}).get(name)
+            side |= {"windows": side.get("windows", {}).get(name), "index": ""}
         return [key for key, value in sides[0].items() if value != sides[1].get(key)]
 
     def measure_slices(self, before: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -462,18 +468,21 @@ class Evaluation:
         self.values[metric] = 100.0 * sum(d < limit for d in distances) / len(distances)
         return {name: limit}
 
-    def _open(self, path: str, tokens: int) -> Slice:
-        """Choose windows of a file, as long as those of the probe batch."""
-        torch, ids = self._torch, self._batch.ids
-        if ids is None:
+    def _look_at_batch(self) -> None:
+        """See the classes of its outputs, and its labels. Raises UnknownError."""
+        if self._batch.ids is None:
             raise UnknownError("the model takes no token ids")
-        rows, length = ids.shape
         if not self._classes:
             logits = self._logits(self._run(self._batch.args, self._batch.kwargs))
-            if logits is None or 2 * len(logits) < rows * length:
+            if logits is None or 2 * len(logits) < self._batch.ids.numel():
                 raise UnknownError("the model gives no logits of each position")
             self._classes = int(logits.shape[-1])
             self._own = [targets for _, targets, _ in self._seen.pairs]
+
+    def _open(self, path: str, tokens: int) -> Slice:
+        """Choose windows of a file, as long as those of the probe batch."""
+        self._look_at_batch()
+        torch, (rows, length) = self._torch, self._batch.ids.shape
         kind, read, total = open_tokens(path, self._classes)
         room = (total - 1) // length
         if room < rows:
@@ -582,14 +591,75 @@ class Evaluation:
 
         There it matters little what it was joined to.
         """
-        window = self._torch.tensor(windows)
-        logits, pairs = self._logits(self._run_window(window)), self._seen.pairs
-        targets = window[:, 1 : 1 + len(logits) // len(window)].reshape(-1)
-        taken = self._torch.cat([p[1] for p in pairs]) if pairs else targets
-        if len(logits) != len(targets) or not self._torch.equal(taken, targets):
-            raise UnknownError("the loss of each token is not known")
-        losses = self._seen.take(logits.float(), targets, reduction="none").view(len(window), -1)
+        logits, targets = self._position_logits(self._torch.tensor(windows))
+        losses = self._seen.take(logits.movedim(2, 1), targets, reduction="none")
         return [float(v) for v in losses[:, start + size // 2 : start + size - 1].double().mean(1)]
+
+    def _position_logits(self, window: Any) -> tuple[Any, Any]:
+        """Return the logits by row and position, without some at the end, and their targets."""
+        logits, pairs = self._logits(self._run_window(window)), self._seen.pairs
+        targets = window[:, 1 : 1 + len(logits) // len(window)]
+        taken = self._torch.cat([p[1] for p in pairs]) if pairs else targets.reshape(-1)
+        if len(logits) != targets.numel() or not self._torch.equal(taken, targets.reshape(-1)):
+            raise UnknownError("the loss of each token is not known")
+        return logits.float().view(*targets.shape, -1), targets
+
+    # ── what it says by itself ────────────────────────────────────────────────────────────────
+
+    def measure_memory(self, path: str, texts: int = TEXTS) -> None:
+        """Measure how much of what the model says is copied from the data of its training.
+
+        Args:
+            path: of the index, "" for none. texts: at most.
+        """
+        if not path:
+            return
+        try:
+            self._look_at_batch()
+            share = (self._until_s - time.monotonic()) / 2.0
+            rate = self._copied_share(TokenIndex(path), texts, time.monotonic() + share)
+            self.values["memorization_rate"] = 100.0 * rate
+        except Exception as error:  # of the job's code too
+            self.unmeasured["memorization_rate"] = explain(error)
+
+    def _copied_share(self, index: TokenIndex, texts: int, until_s: float) -> float:
+        """Return the share of the tokens of texts without a prompt."""
+        chance, copied, total = random.Random(SEED), 0, 0
+        own, length = self._batch.ids.shape
+        room = LARGEST // (length * self._classes)  # rows whose outputs take little memory
+        rows, began = max(own, min(TOGETHER, room)), time.monotonic()
+        try:
+            self._generate([0] * rows, 1, until_s)
+        except Exception:  # it may take just as many rows as those of the job
+            rows, began = own, time.monotonic()
+            self._generate([0] * rows, 1, until_s)
+        batch_s = GENERATED * (time.monotonic() - began)
+        while total < texts * GENERATED and time.monotonic() + batch_s < until_s:
+            # As for any text: with a token as often as the data has it.
+            first = [index.token(chance.randrange(index.total)) for _ in range(rows)]
+            for text in self._generate(first, GENERATED, until_s):
+                copied += index.copied(text)
+                total += len(text)
+        if total < FEWEST_GENERATED:
+            raise UnknownError(f"there was time for {total} tokens, of {FEWEST_GENERATED:,}")
+        return copied / total
+
+    def _generate(self, first: list[int], count: int, until_s: float) -> list[list[int]]:
+        """Return texts that begin behind these tokens, at a temperature of 1; shorter if late."""
+        torch, length = self._torch, self._batch.ids.shape[1]
+        chance = torch.Generator().manual_seed(SEED + sum(first))
+        texts = [[token] for token in first]
+        for _ in range(count):
+            if time.monotonic() > until_s:
+                break
+            newest = [text[1 - length :] for text in texts]
+            place = len(newest[0]) - 1
+            padded = [tokens + tokens[-1:] * (length - place) for tokens in newest]
+            logits, _ = self._position_logits(torch.tensor(padded))
+            drawn = torch.multinomial(logits[:, place].softmax(-1), 1, generator=chance)
+            for text, token in zip(texts, drawn[:, 0].tolist()):
+                text.append(token)
+        return [text[1:] for text in texts]
 
     # ── curvature ─────────────────────────────────────────────────────────────────────────────
 
@@ -737,7 +807,10 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
         with suppress(OSError, verify.NeedsCode, verify.Damaged):
             before = verify.load_object(torch, request["previous"], zipped=True)
     artefact = evaluation.open_slices(
-        request.get("val", {}), int(request.get("tokens", 0)), request.get("tokenizer", "")
+        request.get("val", {}),
+        int(request.get("tokens", 0)),
+        request.get("tokenizer", ""),
+        request.get("index", ""),
     )
     kept: dict[str, Any] = {"logs": None, "inputs": evaluation.inputs}
     try:
@@ -751,6 +824,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
     except Exception as error:
         evaluation.unmeasured["curvature_trace_est"] = explain(error)
     evaluation.measure_contexts()
+    evaluation.measure_memory(request.get("index", ""))
     parts = rebuild.restore_parts(torch, structure, objects)
     failed = {part for part, verdict in parts.items() if verdict.startswith(FAILED)}
     unknown = {part for part, verdict in parts.items() if verdict.startswith(UNKNOWN)}

@@ -61,7 +61,9 @@ RUN = {
     ),
     "checkpoints/test_verification.py": "checkpoint_ok checkpoint_size",
     "matrix/test_libraries.py": "slice_val_loss",
-    "offline/test_evaluation.py": "curvature_trace_est eval_artifact_hash zlib_ratio codec_score",
+    "offline/test_evaluation.py": (
+        "curvature_trace_est eval_artifact_hash zlib_ratio codec_score memorization_rate"
+    ),
     "offline/test_mechanisms.py": (
         "dw_spectral_entropy qk_d2_spectral_entropy qk_d3_spectral_entropy qk_d2_norm"
         " singular_entropy spectral_radius ht_sr_alpha"
@@ -101,7 +103,7 @@ BUILD = {
     ),
     "data/test_corpus.py": "pad_fraction",
 }
-ELSEWHERE = {"checkpoint": ("microbench_score rtp_toxicity_prob memorization_rate")}
+ELSEWHERE = {"checkpoint": ("microbench_score rtp_toxicity_prob")}
 DRILLS = dict(row.partition(":")[::2] for ids in BUILD.values() for row in ids.split())
 TESTED = {metric: file for file, ids in RUN.items() for metric in ids.split()} | {
     row.partition(":")[0]: file for file, ids in BUILD.items() for row in ids.split()

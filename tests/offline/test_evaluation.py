@@ -29,6 +29,7 @@ from supervise.checkpoints import (
     evaluate_checkpoint,
     stamp_files,
 )
+from supervise.cli import invoke
 from supervise.core.model import Evaluate
 from supervise_probe.torch_state.structure import StructureError, pickle_structure
 from tests.support.supervised_run import FAST_TORCH
@@ -201,6 +202,7 @@ def artefact(tokens, budget=1000, tokenizer="", dtype="float32"):
     windows = [tokens[n * LENGTH : (n + 1) * LENGTH + 1] for n in order]
     content = hashlib.sha256(b"".join(array.array("I", w).tobytes() for w in windows))
     document = {"dtype": dtype, "tokenizer": tokenizer, "tokens": budget, "version": 1}
+    document["index"] = ""
     document |= {"window": LENGTH, "windows": {"held": content.hexdigest()}}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -421,7 +423,7 @@ def test_items_learnt_by_heart_get_worse_behind_others_of_their_file(
     batch = program.Batch((ids,), {}, None, document, ids)
     seen = program.SeenLosses(torch)
     evaluation = program.Evaluation(torch, model, batch, seen, time.monotonic() + 60.0)
-    evaluation.open_slices({"held": str(tmp_path / "held.bin")}, 10**6, "")
+    evaluation.open_slices({"held": str(tmp_path / "held.bin")}, 10**6)
 
     evaluation.measure_contexts()
 
@@ -433,6 +435,98 @@ def test_items_learnt_by_heart_get_worse_behind_others_of_their_file(
         assert "codec_score" not in evaluation.values
     else:
         assert evaluation.values["codec_score"] == pytest.approx(score)
+
+
+def write_tokens(path, tokens):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(array.array("H", tokens).tobytes())
+
+
+def test_copies_of_fifty_tokens_are_found_as_a_search_of_all_places_finds_them(
+    program, tmp_path, capsys
+):
+    """Of two files; none of forty tokens, and of a file that was changed since nothing is known."""
+    chance, index = random.Random(8), tmp_path / "index"
+    files = [chance.choices(range(200), k=count) for count in (30_011, 9_007)]
+    files[0][2000:6000] = [7] * 4000
+    for number, tokens in enumerate(files):
+        write_tokens(tmp_path / "data" / f"{number}.bin", tokens)
+    assert invoke(["data", "check", str(tmp_path / "data"), "--index", str(index), "-q"]) in (0, 1)
+    (tmp_path / "text.jsonl").write_text('{"text": "some"}\n')
+    refused = invoke(["data", "check", str(tmp_path / "text.jsonl"), "--index", str(index)])
+    found = program.TokenIndex(str(index))
+    whole = ["".join(map(chr, tokens)) for tokens in files]
+
+    def brute(tokens):
+        marks = set()
+        for start in range(len(tokens) - 49):
+            if any("".join(map(chr, tokens[start : start + 50])) in text for text in whole):
+                marks |= {*range(start, start + 50)}
+        return len(marks)
+
+    def planted(length):
+        source = chance.choice(files)
+        start = chance.randrange(len(source) - length)
+        around = [chance.choices(range(200), k=20) for _ in range(2)]
+        return around[0] + source[start : start + length] + around[1]
+
+    copies = [planted(chance.randrange(50, 120)) for _ in range(100)]
+    copies += [files[0][:60], files[1][-60:], files[0][-40:] + files[1][:40], [7] * 100]
+    assert [found.copied(tokens) for tokens in copies] == [*map(brute, copies)]
+    assert min(map(brute, copies[:100])) >= 50
+    assert all(found.copied(planted(40)) == 0 for _ in range(100))
+    assert refused == 65 and "flat token files" in capsys.readouterr().err
+    os.utime(tmp_path / "data" / "1.bin", (1, 1))
+    with pytest.raises(ValueError, match="changed since"):
+        program.TokenIndex(str(index))
+
+
+class Speaker(nn.Module):
+    """A small model that learns a text by heart."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(CLASSES, 32), nn.Linear(96, CLASSES)
+        self.mixer = nn.GRU(32, 96, batch_first=True)
+
+    def forward(self, ids):
+        return self.head(self.mixer(self.embedding(ids))[0])
+
+
+def test_a_model_of_a_text_that_came_often_repeats_it(program, tmp_path):
+    """`memorization_rate` of one that learnt it, of one that did not, and of a rule it follows."""
+    torch.manual_seed(4)
+    chance, length = random.Random(9), 32
+    text = chance.choices(range(CLASSES), k=150)
+    write_tokens(tmp_path / "often" / "train.bin", text * 40)
+    write_tokens(tmp_path / "cycle" / "train.bin", [n % CLASSES for n in range(5000)])
+    for name in ("often", "cycle"):
+        argv = ["data", "check", str(tmp_path / name), "--index", str(tmp_path / f"{name}.index")]
+        assert invoke([*argv, "-q"]) in (0, 1)
+
+    def rate(model, index, seconds=60.0):
+        ids = torch.zeros(ROWS, length, dtype=torch.int64)
+        document = {"device": "cpu", "autocast": False, "dtype": torch.float32}
+        batch = program.Batch((ids,), {}, None, document, ids)
+        seen, until_s = program.SeenLosses(torch), time.monotonic() + seconds
+        evaluation = program.Evaluation(torch, model, batch, seen, until_s)
+        evaluation.measure_memory(str(tmp_path / index), texts=32)
+        return evaluation.values.get("memorization_rate"), evaluation.unmeasured
+
+    model, tokens = Speaker(), torch.tensor(text * 3)
+    untrained = rate(model, "often.index")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(150):
+        rows = torch.stack([tokens[n : n + length + 1] for n in torch.randint(300, (32,))])
+        F.cross_entropy(model(rows[:, :-1]).mT, rows[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert untrained == (0.0, {})
+    assert rate(model, "often.index")[0] > 20.0
+    assert rate(Cycle(prior=1.0 - 1e-9), "cycle.index")[0] == 100.0
+    assert "time for 0 tokens" in rate(model, "often.index", 0.0)[1]["memorization_rate"]
+    assert "No such file" in rate(model, "no.index")[1]["memorization_rate"]
 
 
 @pytest.mark.parametrize("labels", ["ids", "others"])

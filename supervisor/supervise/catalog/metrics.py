@@ -126,6 +126,13 @@ _ROWS = (
         "CoDeC: below 50 clean, 60 to 80 suspect, above contaminated",
     ),
     (
+        "memorization_rate",
+        "%",
+        "Share of the tokens of the model's own texts, sampled without a prompt at a temperature "
+        "of 1, in sequences of 50 or more that the data of `job.evaluate.index` has, too.",
+        "Carlini et al., arXiv:2202.07646",
+    ),
+    (
         "spike_score",
         "%",
         "Share of the newest 1000 losses that are 7 deviations or more above the mean of the 1000 "
@@ -527,7 +534,7 @@ CHECKPOINT = (
     *("checkpoint_probe_loss", "checkpoint_probe_ppl", "checkpoint_entropy"),
     *("checkpoint_kl_to_prev", "checkpoint_top_agreement", "curvature_trace_est"),
     *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
-    *("checkpoint_val_rise_z", "zlib_ratio", "codec_score"),
+    *("checkpoint_val_rise_z", "zlib_ratio", "codec_score", "memorization_rate"),
 )
 # Measured there, too, where the job does not report its own.
 ALSO_OF_CHECKPOINTS = ("eval_artifact_hash",)

@@ -393,7 +393,10 @@ def build_manifest(
 
 METRICS = ("checkpoint_ok", "checkpoint_size")
 # What is no rule's yet: metric, limit in percent, what it may mean.
-SUSPECT = {"codec_score": (60.0, "a file of `val` may have been trained on")}
+SUSPECT = {
+    "codec_score": (60.0, "a file of `val` may have been trained on"),
+    "memorization_rate": (1.0, "look for duplicates in the training data"),
+}
 
 
 class CheckpointNotifications:

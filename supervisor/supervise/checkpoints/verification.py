@@ -329,8 +329,7 @@ def evaluate_checkpoint(
     structure = folder / f"structure.{digest}.pkl"
     if os.geteuid() == 0 and not _are_roots((batch, structure), pinned.parents[3]):
         return Evaluation(reason=f"not all files in {folder} are root's, as whom it would be read")
-    outputs = [folder / f"{OUTPUTS}{e.id}.pt" for e in earlier]
-    kept = [file for file in outputs if file.exists()]
+    kept = [file for e in earlier if (file := folder / f"{OUTPUTS}{e.id}.pt").exists()]
     keep = folder / f"{OUTPUTS}{entry.id}.pt"
     request = {
         "checkpoint": entry.path if own else str(pinned),
@@ -344,6 +343,7 @@ def evaluate_checkpoint(
         "val": dict(settings.val),
         "tokens": settings.tokens,
         "tokenizer": settings.tokenizer or "",
+        "index": settings.index or "",
         "seconds": settings.limit_s,
         "memory": memory,
         "reimport": settings.reimport,
@@ -407,8 +407,12 @@ class CheckpointEvaluator:
         share: float,
     ) -> None:
         slices = {name: str(cwd / file) for name, file in settings.val.items()}
-        tokenizer = settings.tokenizer and str(cwd / settings.tokenizer)
-        self._settings = msgspec.structs.replace(settings, val=slices, tokenizer=tokenizer)
+        tokenizer, index = (
+            file and str(cwd / file) for file in (settings.tokenizer, settings.index)
+        )
+        self._settings = msgspec.structs.replace(
+            settings, val=slices, tokenizer=tokenizer, index=index
+        )
         self._kept, self._free_memory = retention, free_memory
         self._share, self._rest_until_s = share, -math.inf
         self.process = VerifierProcess(())

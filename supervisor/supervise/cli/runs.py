@@ -369,6 +369,12 @@ def checkpoint_command() -> None:
     metavar="FILE",
     help="Tokenizer of --val; with another one nothing is compared.",
 )
+@click.option(
+    "--index",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    metavar="FILE",
+    help="Of `supervise data check --index`: search the model's texts for copies.",
+)
 @click.option("--limit", default="10m", show_default=True, help="Time that it may take.")
 @click.option(
     "--reimport",
@@ -382,6 +388,7 @@ def evaluate_command(
     val: tuple[str, ...],
     tokens: int,
     tokenizer: str | None,
+    index: str | None,
     limit: str,
     reimport: bool,
     as_json: bool,
@@ -415,6 +422,7 @@ def evaluate_command(
         val=_held_out(val),
         tokens=tokens,
         tokenizer=tokenizer,
+        index=index,
         limit_s=parse_duration(limit),
         reimport=reimport,
     )

@@ -125,6 +125,7 @@ class BuildCheck:
                 self.pieces += pieces
                 self._held_out += [out] * len(pieces)
                 self.ignored |= ignored
+        self.training = [p for p, out in zip(self.pieces, self._held_out, strict=True) if not out]
         self.size = sum(piece.end - piece.start for piece in self.pieces)
         self.settings = settings_of(request, self.size)
         key = msgspec.json.encode((self.settings, self.size, len(self.pieces)))

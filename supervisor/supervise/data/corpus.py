@@ -598,7 +598,7 @@ def _read_tar(piece: Piece, fields: Fields) -> Records:
 
 def _read_tokens(piece: Piece, fields: Fields) -> Records:
     numpy = need("numpy")
-    dtype, offset = _layout(piece, fields)
+    dtype, offset = token_layout(piece, fields)
     size = numpy.dtype(dtype).itemsize
     if (piece.size - offset) % size:
         yield Damage(f"{piece.size} bytes are no whole number of {dtype} tokens: cut short")
@@ -642,7 +642,7 @@ def _document(ids: Any, end: int | None, fields: Fields, source: str) -> Documen
     return Document("", ids, source, padding, end is not None)
 
 
-def _layout(piece: Piece, fields: Fields) -> tuple[str, int]:
+def token_layout(piece: Piece, fields: Fields) -> tuple[str, int]:
     """Return the type of a flat file's tokens, and how many bytes stand before them."""
     numpy = need("numpy")
     with piece.file.open("rb") as file:

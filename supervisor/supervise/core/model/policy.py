@@ -377,6 +377,12 @@ class Evaluate(Section, frozen=True):
         str | None,
         describe_key("file of the tokenizer of `val`: with another one nothing is compared"),
     ] = None
+    index: Annotated[
+        str | None,
+        describe_key(
+            "of `supervise data check --index`: the model's texts are searched for copies"
+        ),
+    ] = None
     limit_s: Annotated[Seconds, describe_key("how long it may take; half of it for `val`")] = (
         msgspec.field(name="limit", default=600.0)
     )
