@@ -58,9 +58,9 @@ ALSO = {
     "supervise.catalog.lint": "supervise_probe.wire",
     "supervise.catalog.docs": "data.manifest report.incident_report report.stability_record",
     "supervise.catalog.metrics": "recordings",  # for its hints
-    "supervise.actions.recovery": "actions.optimizer",  # the re-warm
+    "supervise.actions.recovery": "actions.rate_and_clips",  # the re-warm
     "supervise.notifiers": "notifiers.heartbeat",
-    "supervise.notifiers.outbox": "notifiers.channel_queue",
+    "supervise.notifiers.outbox": "notifiers.delivery",
 }
 
 

@@ -20,7 +20,7 @@ from .collectors.noise import NoiseCollector, SketchCollector
 from .collectors.phase import PhaseCollector, RatesCollector
 from .collectors.progress import CountersCollector, FrameworkCollector, TokensCollector
 from .collectors.quarantine import QuarantineCollector
-from .collectors.speed import FlopsCollector, TimingCollector
+from .collectors.timing_and_mfu import FlopsCollector, TimingCollector
 from .collectors.training_state import OptimizerStateCollector
 from .collectors.updates import UpdatesCollector
 from .faults.injector import FaultInjector

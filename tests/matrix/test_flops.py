@@ -9,7 +9,7 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from _supervise_probe.collectors.speed import count
+from _supervise_probe.collectors.timing_and_mfu import count
 
 warnings.simplefilter("ignore")
 ids = torch.randint(40, (2, 16))

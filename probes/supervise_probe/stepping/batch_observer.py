@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..collectors.batch import BatchSanityCollector as SanityCollector
     from ..collectors.loss import DiscardsCollector
     from ..collectors.progress import TokensCollector
-    from ..collectors.speed import FlopsCollector
+    from ..collectors.timing_and_mfu import FlopsCollector
     from ..runtime.guard import Guard
     from ..runtime.scalars import Number
 

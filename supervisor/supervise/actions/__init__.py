@@ -14,8 +14,8 @@ __getattr__ = lazy_exports(
         "engine_steps": "Hold, Notify, Undo, Verify",
         "evidence": "CheckWeights, Profile, RaiseSampling, Snapshot",
         "job_control": "Pause, Resume, Stop",
-        "optimizer": "Clip, HoldRate, LossScale, LrScale, SkipStep, UpdateClip",
         "quarantine": "Quarantine, Unquarantine",
+        "rate_and_clips": "Clip, HoldRate, LossScale, LrScale, SkipStep, UpdateClip",
         "recovery": "Checkpoint, Relaunch, Rollback, SLOWEST_RELAUNCH, Savepoint",
     },
 )

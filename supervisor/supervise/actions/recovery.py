@@ -16,7 +16,7 @@ from ..core.model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from ..core.model.payload import Continuity, Json, Outcome, Payload, RelaunchArgs, RollbackArgs
 from ..core.model.values import Seconds, Steps
 from ..errors import ActionError
-from .optimizer import rewarm_due, rewarm_shows
+from .rate_and_clips import rewarm_due, rewarm_shows
 
 
 @dataclass(frozen=True)

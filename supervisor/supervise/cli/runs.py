@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,11 @@ from ..core.model.decisions import plain_json
 from ..core.model.policy import Checkpoints, Evaluate
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..runtime import host
-from ..store import run_records
-from ..store.files import is_locked, remove_tree
-from ..store.run_directory import RUNS, RunDir, cache_directory
-from ..store.run_records import Survey, skim_run
+from ..store import files, run_records
+from ..store.audit import read_audit
+from ..store.journal import RETENTION
+from ..store.run_directory import RUNS, RunDir, cache_directory, is_run
+from ..store.run_records import skim_run
 from ._output import echo, echo_json, format_age, format_number, print_table
 from ._params import parse_duration
 from ._runs import (
@@ -212,7 +214,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
 
     Exit codes: 0; 1 a part could not be removed; 64 no such directory.
     """
-    survey = run_records.list_runs(
+    survey = survey_runs(
         directory,
         now_s=time.time(),
         older_than_s=older_than,
@@ -240,7 +242,7 @@ def gc_command(directory: Path, older_than: float, keep: int, dry_run: bool, as_
 def _remove(run: Survey) -> str | None:
     """Remove what may be removed; return why that failed, None if it did not."""
     try:
-        run_records.remove_parts(run.path, run.parts, system.wall_time())
+        remove_parts(run.path, run.parts, system.wall_time())
         if any(part.name == "journal" for part in run.parts):
             _remove_curves(run.path)
     except StoreError as error:
@@ -251,7 +253,7 @@ def _remove(run: Survey) -> str | None:
 def _remove_curves(path: Path) -> None:
     """Remove what the page made of the journal; a cache elsewhere (`--cache`) is its owner's."""
     with suppress(OSError, StoreError):
-        remove_tree(cache_directory(os.environ, RunDir.open(path).id))
+        files.remove_tree(cache_directory(os.environ, RunDir.open(path).id))
 
 
 def _line(run: Survey, error: str | None) -> str:
@@ -261,7 +263,7 @@ def _line(run: Survey, error: str | None) -> str:
     return f"{age}  {f'kept: {run.kept}' if run.kept else _parts(run.parts)}"
 
 
-def _parts(parts: Sequence[run_records.Removable]) -> str:
+def _parts(parts: Sequence[Removable]) -> str:
     return ", ".join(f"{part.name} {format_size(part.size_bytes)}" for part in parts)
 
 
@@ -271,6 +273,158 @@ def _lives(run: RunDir) -> bool:
 
     launch = last_launch(run)
     return launch is not None and start_ticks(launch["pid"]) == launch["start_ticks"]
+
+
+# What `gc` removes of a run, in this order: first what only a run that goes on needs, a savepoint
+# for a relaunch; what replay and export read; what the job printed (`--logs`); evidence bundles.
+# All else stays: the audit log, the policies, and pinned checkpoints, which may be the only copy.
+REMOVABLE = ("savepoints", "journal", "output", "incidents")
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """One directory of a run, and what its removal frees."""
+
+    name: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A run, and what may be removed of it.
+
+    Attributes:
+        age_s: since its last record.
+        kept: why nothing is removed, "" where `parts` may be.
+    """
+
+    path: Path
+    age_s: float
+    kept: str = ""
+    parts: tuple[Removable, ...] = field(default=())
+
+
+def survey_runs(
+    directory: Path,
+    *,
+    now_s: float,
+    older_than_s: float,
+    keep: int,
+    host: str,
+    lives: Callable[[RunDir], bool],
+) -> list[Survey]:
+    """Return all runs in a directory, the newest first.
+
+    One is left alone while its supervisor or its job lives, while its supervisor is dead and an
+    incident is open, or where that cannot be known.
+
+    Args:
+        now_s: time since the epoch.
+        older_than_s: since the last record of a run that is over.
+        keep: the newest runs that are left whole, whatever their age.
+        host: this machine's name; a job on another one cannot be looked at.
+        lives: whether the job of a run lives.
+
+    Raises:
+        StoreError: the directory cannot be read.
+    """
+    surveys = []
+    for rank, (age_s, path) in enumerate(sorted(_ages(directory, now_s))):
+        reason = f"one of the newest {keep}" if rank < keep else ""
+        reason = reason or ("" if age_s >= older_than_s else "not old enough")
+        reason = reason or _why_kept(path, host, lives)
+        parts = () if reason else tuple(_removable(path))
+        surveys.append(Survey(path, age_s, reason or ("" if parts else "nothing to remove"), parts))
+    return surveys
+
+
+def remove_parts(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
+    """Remove these parts of a run, as its only writer; `retention.json` is on disk before.
+
+    Raises:
+        StoreError: a supervisor has taken the run over, or it cannot be written.
+    """
+    run = RunDir.open(path)
+    try:
+        fd = files.open_file(run.audit_path, os.O_RDWR)
+        try:
+            files.lock_file(fd, run.audit_path)
+            removed_before = run.read_json(RETENTION) if (path / RETENTION).exists() else {}
+            rows = [
+                {"part": p.name, "files": p.files, "bytes": p.size_bytes, "wall": wall}
+                for p in parts
+            ]
+            run.write_json(
+                RETENTION, {"removed": [*removed_before.get("removed", []), *rows]}, durable=True
+            )
+            for part in parts:
+                shutil.rmtree(path / part.name)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(f"cannot remove from {path}: {error.strerror}") from error
+    except MISSHAPEN as error:
+        raise StoreError(f"{path / RETENTION} is damaged", hint="remove this file") from error
+
+
+def _ages(directory: Path, now_s: float) -> Iterator[tuple[float, Path]]:
+    try:
+        for path in directory.iterdir():
+            if is_run(path):
+                log = path / "audit.log"
+                newest = log if log.exists() else path / "run.json"
+                yield now_s - newest.stat().st_mtime, path
+    except OSError as error:
+        raise StoreError(f"cannot read {directory}: {error.strerror}") from error
+
+
+def _why_kept(path: Path, host: str, lives: Callable[[RunDir], bool]) -> str:
+    """Return why a run must be left alone, "" if it is over."""
+    if path.is_symlink():
+        return "a symbolic link to another run"
+    try:
+        run = RunDir.open(path)
+        if not files.is_own_directory(path):
+            return "belongs to another user"
+        if not run.audit_path.exists():
+            return "has no audit log"
+        if files.is_locked(run.audit_path):
+            return "is watched"
+        ended, open_incident = _end(run)
+        if not ended and run.read_json("run.json")["host"] != host:
+            return "did not end, on another machine"
+        if not ended and open_incident:
+            return f"its supervisor died with {open_incident} open: `supervise adopt` ends it"
+        if lives(run):
+            return "its job lives"
+    except StoreError as error:
+        return f"cannot be read: {error}"
+    except (OSError, *MISSHAPEN) as error:
+        return f"cannot be read: {type(error).__name__}"
+    return ""
+
+
+def _end(run: RunDir) -> tuple[bool, str]:
+    """Return whether the run ended, and the incident that was open in its last record."""
+    ended, open_incident = False, ""
+    for record in read_audit(run.audit_path):
+        ended = record["kind"] == "run_end"
+        if record["kind"] == "incident":
+            code = (record.get("data") or {}).get("what")
+            open_incident = str(record["incident"]) if code == "opened" else open_incident
+            open_incident = "" if code == "closed" else open_incident
+    return ended, open_incident
+
+
+def _removable(path: Path) -> Iterator[Removable]:
+    for name in REMOVABLE:
+        part = path / name
+        if part.is_symlink() or not part.is_dir():
+            continue
+        sizes = [file.lstat().st_blocks * 512 for file in part.rglob("*") if not file.is_dir()]
+        if sizes:
+            yield Removable(name, len(sizes), sum(sizes))
 
 
 CHECKPOINT_HEADER = ("id", "step", "attempt", "state", "pinned", "size", "saved", "path")
@@ -319,7 +473,7 @@ def _verify(run: RunDir) -> int:
     Raises:
         UsageError: a supervisor does it, or there is none.
     """
-    if is_locked(run.audit_path):
+    if files.is_locked(run.audit_path):
         raise UsageError(
             f"{run.path} has a supervisor, which verifies its checkpoints",
             hint=f"supervise checkpoints {run.path}",

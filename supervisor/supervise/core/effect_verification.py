@@ -3,6 +3,7 @@
 Three things must hold for `clear_for` steps in a row, within `within` steps: every action showed
 its effect in the first frame that can show it, no rule of the incident that acts is in breach or
 cannot be judged, and the loss is back in the band that its own trend had before the first breach.
+How far off a rate or a clip may be is said beside its action (`actions/rate_and_clips.py`).
 The first update behind a rollback is to be no larger than usual: masters of the weights that live
 elsewhere would be written back by it. Where a rule of the incident reads the update norm, the
 median of that over these steps must also be back where it was.

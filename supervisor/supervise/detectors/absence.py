@@ -2,6 +2,7 @@
 
 Silence is measured by the time in ticks, and only while the supervisor runs and the job is not
 paused. A change of phase restarts it: a run that leaves a ten-minute evaluation is not late.
+A metric that stops coming is another thing: its rules become blind (`core/rank_monitor.py`).
 """
 
 from __future__ import annotations

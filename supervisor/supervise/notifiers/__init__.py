@@ -2,7 +2,7 @@
 
 Each has one `Settings` class; its fields are the YAML keys. Addresses and secrets come from
 environment variables, which the fields ending in `_env` name; no file of a run contains them. The
-`outbox` sends messages to all channels, with a `channel_queue` for each.
+`outbox` sends messages to all channels, with a queue of `delivery` for each.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _settings_of(name: str, keys: Mapping[str, ChannelKey]) -> Settings:
 __getattr__ = lazy_exports(
     __name__,
     {
-        "channel_queue": "Result, Undelivered",
+        "delivery": "Result, Undelivered",
         "console": "Console, render_console",
         "email": "Email, EmailSender",
         "heartbeat": "DeadManPing, Health, Heartbeat, Vitals",

@@ -15,9 +15,9 @@ from typing import cast
 from ..core.model.decisions import Notified
 from ..core.model.interfaces import Kind, Message, Severity, fill_paths
 from ..core.run_notices import news_of
-from . import channel_queue
+from . import delivery
 from ._channel_settings import Route, Sender
-from .channel_queue import Backlog, ChannelQueue, Result, Trouble, Undelivered
+from .delivery import Backlog, ChannelQueue, Result, Trouble, Undelivered
 
 __all__ = ["Outbox", "Result", "Sender", "Trouble", "Undelivered", "message_of"]
 
@@ -164,9 +164,7 @@ class Outbox:
             if trouble is not None:
                 self._failed[queue.name] = trouble
                 if previous is None:
-                    make = partial(
-                        channel_queue.build_failed_message, trouble, now=self._monotonic()
-                    )
+                    make = partial(delivery.build_failed_message, trouble, now=self._monotonic())
                     self._notify(
                         make,
                         [other_queue for other_queue in self._queues if other_queue is not queue],
@@ -177,7 +175,7 @@ class Outbox:
                 readers = [
                     reader for reader in self._queues if reader is not queue or previous.lost
                 ]
-                self._notify(partial(channel_queue.build_recovered_message, previous), readers)
+                self._notify(partial(delivery.build_recovered_message, previous), readers)
         return list(self._failed.values())
 
     def _notify(self, make: Callable[[Message], Message], queues: Iterable[ChannelQueue]) -> None:

@@ -39,7 +39,7 @@ from ..core.model.payload import Json, Payload, RelaunchArgs
 from ..core.model.policy import Policy
 from ..errors import ActionError, StoreError, Views, named_error
 from ..notifiers import PAGE
-from ..notifiers.channel_queue import Backlog
+from ..notifiers.delivery import Backlog
 from ..notifiers.outbox import Outbox, Result, Trouble, message_of
 from ..notifiers.page import page_link
 from ..report.incident_files import IncidentFiles

@@ -34,7 +34,7 @@ from ..core.model.payload import Payload
 from ..core.model.policy import Policy
 from ..core.run_state import ApprovalRequest, State
 from ..errors import StoreError, reading_recorded_data
-from ..notifiers.channel_queue import Backlog
+from ..notifiers.delivery import Backlog
 from ..notifiers.heartbeat import Health
 from ..store.recorder import Shortage
 from ..store.run_directory import RunDir

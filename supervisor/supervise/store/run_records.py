@@ -1,20 +1,10 @@
-"""Answers from the records of a run: its outcome, its metrics, changed files, removable files.
+"""Answers from the records of a run: its outcome, its metrics, changed files.
 
 The metrics include the frames of steps that a rollback undid, with another `attempt`. A live run
 can be read up to some recent frame.
 
 The audit log has digests of the policies, of each evidence bundle, and of the journal at each
 adoption and at the end of the run. Files without a digest are reported as unchecked.
-
-Of runs that are over, the space is freed in this order: first what only a run that goes on needs.
-
-    1. savepoints/   state for a relaunch        3. output/      what the job printed (--logs)
-    2. journal/      for replay and export       4. incidents/   evidence bundles
-
-All else stays: the audit log, which `why`, `status` and `audit verify` read, the policies, and
-pinned checkpoints, which may be the only copy. `retention.json` says what was removed; it is on
-disk before anything is. A run is left alone while its supervisor or its job lives, while its
-supervisor is dead and an incident is open, or where it cannot be known.
 """
 
 from __future__ import annotations
@@ -24,9 +14,8 @@ import csv
 import hashlib
 import json
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -44,10 +33,9 @@ from ..core.model.redaction import spreadsheet_cell
 from ..core.model.verdicts import YES
 from ..errors import MISSHAPEN, InputError, StoreError
 from . import audit, files, journal, policies
-from .audit import read_audit
 from .journal import RETENTION
 from .recorder import THINNED, incomplete_record
-from .run_directory import RunDir, is_run
+from .run_directory import RunDir
 
 OUTCOMES = ("commit", "abort", "in_doubt")
 ASKED = (75, 78, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes: policy, operator, signal
@@ -698,93 +686,6 @@ def read_digests(records: Iterable[Mapping[str, Any]]) -> Digests:
     return digests
 
 
-PARTS = ("savepoints", "journal", "output", "incidents")  # in the order of removal
-
-
-@dataclass(frozen=True, slots=True)
-class Removable:
-    """One directory of a run, and what its removal frees."""
-
-    name: str
-    files: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What retention finds of one run.
-
-    Attributes:
-        age_s: since its last record.
-        kept: why nothing is removed, "" where `parts` may be.
-    """
-
-    path: Path
-    age_s: float
-    kept: str = ""
-    parts: tuple[Removable, ...] = field(default=())
-
-
-def list_runs(
-    directory: Path,
-    *,
-    now_s: float,
-    older_than_s: float,
-    keep: int,
-    host: str,
-    lives: Callable[[RunDir], bool],
-) -> list[Survey]:
-    """Return all runs in a directory, the newest first.
-
-    Args:
-        now_s: time since the epoch.
-        older_than_s: since the last record of a run that is over.
-        keep: the newest runs that are left whole, whatever their age.
-        host: this machine's name; a job on another one cannot be looked at.
-        lives: whether the job of a run lives.
-
-    Raises:
-        StoreError: the directory cannot be read.
-    """
-    surveys = []
-    for rank, (age_s, path) in enumerate(sorted(_ages(directory, now_s))):
-        reason = f"one of the newest {keep}" if rank < keep else ""
-        reason = reason or ("" if age_s >= older_than_s else "not old enough")
-        reason = reason or _why_kept(path, host, lives)
-        parts = () if reason else tuple(_parts(path))
-        surveys.append(Survey(path, age_s, reason or ("" if parts else "nothing to remove"), parts))
-    return surveys
-
-
-def remove_parts(path: Path, parts: tuple[Removable, ...], wall: str) -> None:
-    """Remove these parts of a run, as its only writer.
-
-    Raises:
-        StoreError: a supervisor has taken the run over, or it cannot be written.
-    """
-    run = RunDir.open(path)
-    try:
-        fd = files.open_file(run.audit_path, os.O_RDWR)
-        try:
-            files.lock_file(fd, run.audit_path)
-            removed_before = run.read_json(RETENTION) if (path / RETENTION).exists() else {}
-            rows = [
-                {"part": p.name, "files": p.files, "bytes": p.size_bytes, "wall": wall}
-                for p in parts
-            ]
-            run.write_json(
-                RETENTION, {"removed": [*removed_before.get("removed", []), *rows]}, durable=True
-            )
-            for part in parts:
-                shutil.rmtree(path / part.name)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise StoreError(f"cannot remove from {path}: {error.strerror}") from error
-    except MISSHAPEN as error:
-        raise StoreError(f"{path / RETENTION} is damaged", hint="remove this file") from error
-
-
 def removed_parts(run: RunDir) -> dict[str, str]:
     """Return the parts that were removed, and when; empty where none was, or nobody knows."""
     try:
@@ -792,62 +693,3 @@ def removed_parts(run: RunDir) -> dict[str, str]:
         return {str(row["part"]): str(row["wall"]) for row in rows}
     except (StoreError, *MISSHAPEN):
         return {}
-
-
-def _ages(directory: Path, now_s: float) -> Iterator[tuple[float, Path]]:
-    try:
-        for path in directory.iterdir():
-            if is_run(path):
-                log = path / "audit.log"
-                newest = log if log.exists() else path / "run.json"
-                yield now_s - newest.stat().st_mtime, path
-    except OSError as error:
-        raise StoreError(f"cannot read {directory}: {error.strerror}") from error
-
-
-def _why_kept(path: Path, host: str, lives: Callable[[RunDir], bool]) -> str:
-    """Return why a run must be left alone, "" if it is over."""
-    if path.is_symlink():
-        return "a symbolic link to another run"
-    try:
-        run = RunDir.open(path)
-        if not files.is_own_directory(path):
-            return "belongs to another user"
-        if not run.audit_path.exists():
-            return "has no audit log"
-        if files.is_locked(run.audit_path):
-            return "is watched"
-        ended, open_incident = _end(run)
-        if not ended and run.read_json("run.json")["host"] != host:
-            return "did not end, on another machine"
-        if not ended and open_incident:
-            return f"its supervisor died with {open_incident} open: `supervise adopt` ends it"
-        if lives(run):
-            return "its job lives"
-    except StoreError as error:
-        return f"cannot be read: {error}"
-    except (OSError, *MISSHAPEN) as error:
-        return f"cannot be read: {type(error).__name__}"
-    return ""
-
-
-def _end(run: RunDir) -> tuple[bool, str]:
-    """Return whether the run ended, and the incident that was open in its last record."""
-    ended, open_incident = False, ""
-    for record in read_audit(run.audit_path):
-        ended = record["kind"] == "run_end"
-        if record["kind"] == "incident":
-            code = (record.get("data") or {}).get("what")
-            open_incident = str(record["incident"]) if code == "opened" else open_incident
-            open_incident = "" if code == "closed" else open_incident
-    return ended, open_incident
-
-
-def _parts(path: Path) -> Iterator[Removable]:
-    for name in PARTS:
-        part = path / name
-        if part.is_symlink() or not part.is_dir():
-            continue
-        sizes = [file.lstat().st_blocks * 512 for file in part.rglob("*") if not file.is_dir()]
-        if sizes:
-            yield Removable(name, len(sizes), sum(sizes))

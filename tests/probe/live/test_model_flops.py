@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, {nano!r})
 import train
-from _supervise_probe.collectors.speed import count_operations, peak_of
+from _supervise_probe.collectors.timing_and_mfu import count_operations, peak_of
 
 IDS = torch.randint(40, (2, 16))
 

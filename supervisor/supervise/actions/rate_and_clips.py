@@ -1,4 +1,4 @@
-"""Actions on the optimizer: its learning rate, the size of its update, the scale of the loss.
+"""Actions on the next updates: learning rate, clips, skipped steps, scale of the loss.
 
 Three factors of the rate are multiplied: the one that `lr_scale` set, the re-warm after a rollback
 or a relaunch, and what `hold_rate` leaves. Each is judged without the others, which the frame
@@ -20,7 +20,7 @@ from ..core.model.values import Steps
 from ..errors import ActionError
 
 RAMP_STEPS = 5  # how far a ramp may have come in the first frame that shows it
-TOLERANCE = 0.01
+RATE_TOLERANCE = 0.01  # share that the rate of a frame may be off
 
 Metrics = Mapping[str, float | None]
 
@@ -55,10 +55,10 @@ def rewarm_shows(frame: Metrics, rewarm: Rewarm | None, limit: float | None = No
 def hold_shows(frame: Metrics, limit: float) -> str | None:
     """Return None when the rate used is at most `limit`, or back at what the job asks for."""
     used, scale = frame.get("learning_rate"), frame.get("lr_scale") or 1.0
-    if used is None or used <= limit * scale / _hold(frame) * (1.0 + TOLERANCE):
+    if used is None or used <= limit * scale / _hold(frame) * (1.0 + RATE_TOLERANCE):
         return None
     own_rate = (frame.get("learning_rate_scheduled") or 0.0) * scale
-    if frame.get("lr_hold") == 1.0 and used <= own_rate * (1.0 + TOLERANCE):
+    if frame.get("lr_hold") == 1.0 and used <= own_rate * (1.0 + RATE_TOLERANCE):
         return None
     return f"the learning rate is {used:.3g}, not at most {limit:.3g}"
 
@@ -82,7 +82,11 @@ def _shows(
         (scheduled_rate, scheduled_rate) if limit is None else (min(scheduled_rate, limit), limit)
     )
     highest *= scale + (1.0 - scale) * min(1.0, RAMP_STEPS / steps if steps else 0.0)
-    if scale * least * (1.0 - TOLERANCE) <= used / other_scale <= highest * (1.0 + TOLERANCE):
+    if (
+        scale * least * (1.0 - RATE_TOLERANCE)
+        <= used / other_scale
+        <= highest * (1.0 + RATE_TOLERANCE)
+    ):
         return None
     besides = "" if other_scale == 1.0 else f" times {other_scale:.3g}"
     return (

@@ -419,7 +419,7 @@ FLOPS_METRICS = (
         "%",
         "Operations that the model needs for the step's tokens on this rank, over the device's "
         "dense 16-bit peak in the same time; absent without a known peak. Source and what is left "
-        "out: collectors/speed.py.",
+        "out: collectors/timing_and_mfu.py.",
         "PaLM, arXiv:2204.02311, appendix B: (6 N + 12 L H Q T) tokens_per_sec / peak",
     ),
 )

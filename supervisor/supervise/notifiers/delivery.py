@@ -1,4 +1,6 @@
-"""One channel's queue, the thread that empties it, and its health. A slow channel delays no other.
+"""Delivery on one channel: its queue, quiet hours, rate limit, retries, and its health.
+
+A thread of its own empties the queue: a slow channel delays no other.
 
 Order: the incident with the most severe message first, then the fewest tries, then the oldest; of
 one incident always the oldest, so that receivers see them in order. Waiting messages on one
