@@ -151,6 +151,21 @@ def test_a_new_baseline_is_no_recovery(tell):
     assert "not recovered" in closed[0].reason
 
 
+def test_a_level_that_changes_all_the_time_fills_no_record(tell):
+    """Its baselines are counted; behind eight records, ever more frames are between two."""
+    never = one_rule(RobustZ("train_loss_raw", gt=6.0, freeze=16), "SEV2", for_steps=10**6)
+    story = tell(**never)
+    story.frames(2.0, 2.1, 1.9, times=60)
+    for _ in range(150):
+        story.frames(5.0, 5.1, 4.9, times=20)
+        story.frames(2.0, 2.1, 1.9, times=20)
+
+    notes = story.kinds("rebaseline")
+    assert 8 < len(notes) < 16
+    assert sum(note.unrecorded for note in notes) > len(notes)
+    assert story.replayed() == story.recorded()
+
+
 @pytest.mark.parametrize("kind", ["measurement-changed", "collector-off"])
 def test_a_metric_that_is_measured_in_another_way_has_a_new_baseline(tell, kind):
     """Of the rank that says so, and of no other metric; one that is not measured is not missing."""

@@ -86,9 +86,11 @@ from .model.policy import HOLD, Policy, Rule, next_level
 from .model.verdicts import SpikeClass, Verdict
 from .rank_monitor import RankMonitor
 from .run_phase import LR_PHASE
-from .run_state import JobLife, State, StepContext
+from .run_state import JobLife, NoteMemory, State, StepContext
 
-NOTE_STEPS = 100  # between two notes of one kind of a detector, or they would fill the record
+# Frames between two notes of one kind of a detector; behind MANY_NOTES twice as many after each, up
+# to DOUBLINGS times: those of noisy step times were 4 of 10 records of a long run.
+NOTE_STEPS, MANY_NOTES, DOUBLINGS = 100, 8, 6
 UNSEEN_STEPS = 20  # without a frame, and people are told: a recovery needs as many; project default
 
 
@@ -362,18 +364,27 @@ def _run_deferred(ctx: StepContext) -> None:
 
 def _record_notes(ctx: StepContext, monitor: RankMonitor) -> None:
     state, incident = ctx.state, ctx.state.incident
-    noted = state.rules.noted
     for name, note in monitor.notes:
-        if state.frame_count >= noted.get((name, note.kind), 0):
-            noted[name, note.kind] = state.frame_count + NOTE_STEPS
-            form = Rebaselined if note.kind == REBASELINE else NearMiss
-            text = f"{name}: {note.text}"
-            ctx.record(form(reason=text, detector=name, details=note.details))
-        if note.kind == REBASELINE and incident is not None:
-            rules = (rule for rule in ctx.policy.rules if rule.id in incident.rules)
-            incident.ending.rebaselined |= any(
-                name in ctx.policy.detectors_of(rule) for rule in rules
+        rules = (rule for rule in ctx.policy.rules if incident and rule.id in incident.rules)
+        is_of_incident = any(name in ctx.policy.detectors_of(rule) for rule in rules)
+        if note.kind == REBASELINE and is_of_incident and incident is not None:
+            incident.ending.rebaselined = True
+        past = state.rules.noted.setdefault((name, note.kind), NoteMemory())
+        doublings = 0 if is_of_incident else min(max(0, past.records - MANY_NOTES), DOUBLINGS)
+        apart = NOTE_STEPS << doublings
+        text = f"{name}: {note.text}"
+        if past.records and state.frame_count < past.frame_count + apart:
+            past.unrecorded += 1
+            continue
+        if note.kind == REBASELINE:
+            text += f"; {past.unrecorded} more since the last record" if past.unrecorded else ""
+            about = Rebaselined(
+                reason=text, detector=name, details=note.details, unrecorded=past.unrecorded
             )
+            ctx.record(about)
+        else:
+            ctx.record(NearMiss(reason=text, detector=name, details=note.details))
+        state.rules.noted[name, note.kind] = NoteMemory(state.frame_count, past.records + 1)
     monitor.notes.clear()
 
 

@@ -196,6 +196,19 @@ class Reported:
 
 
 @dataclass(slots=True)
+class NoteMemory:
+    """The newest note of a detector that is on record.
+
+    Attributes:
+        frame_count: then. records: how many there are. unrecorded: notes since then.
+    """
+
+    frame_count: int = 0
+    records: int = 0
+    unrecorded: int = 0
+
+
+@dataclass(slots=True)
 class RuleMemory:
     """Which rules flap, are muted or are silenced, and what people were told of them.
 
@@ -204,7 +217,7 @@ class RuleMemory:
         flapping: ids of the rules that flap.
         heights: (rule id, rank, metric) -> (frame count, how far off it was) of its last firings,
             each higher than the one before.
-        noted: (detector, kind) -> frame_count from which on a note of it is written again.
+        noted: (detector, kind) -> its newest note.
         muted: rule id -> what muted it; such a rule is offered again when that is gone.
         silenced: rule id -> (frame_count until which it is silent, operator).
         reported: rule id -> what people last heard of it. growing: -> what they are to hear.
@@ -215,7 +228,7 @@ class RuleMemory:
     flips: dict[tuple[str, int], deque[int]] = field(default_factory=dict)
     flapping: set[str] = field(default_factory=set)
     heights: dict[tuple[str, int, str], list[tuple[int, float]]] = field(default_factory=dict)
-    noted: dict[tuple[str, str], int] = field(default_factory=dict)
+    noted: dict[tuple[str, str], NoteMemory] = field(default_factory=dict)
     muted: dict[str, Suppressor] = field(default_factory=dict)
     silenced: dict[str, tuple[int, str]] = field(default_factory=dict)
     reported: dict[str, Reported] = field(default_factory=dict)

@@ -186,11 +186,16 @@ class NearMiss(Decision, frozen=True, kw_only=True):
 
 
 class Rebaselined(Decision, frozen=True, kw_only=True):
-    """A detector took the new level for its baseline."""
+    """A detector took the new level for its baseline.
+
+    Attributes:
+        unrecorded: how often it did since the record before, when that was soon after.
+    """
 
     KIND = "rebaseline"
     detector: str
     details: Payload
+    unrecorded: int = 0
 
 
 # ── incidents ─────────────────────────────────────────────────────────────────────────────────────
