@@ -11,6 +11,7 @@ import time
 import pytest
 
 from supervise.catalog import load_policy
+from tests.support.run_readers import read_everywhere
 from tests.support.supervised_run import nano, tiny
 
 pytestmark = pytest.mark.slow
@@ -40,9 +41,10 @@ def test_two_ranks_go_back_at_one_step(supervise, tmp_path):
     assert [proof["verdict"] for proof in proofs] == ["equal"] * 2
     assert [saved["state"] for saved in run.checkpoints] == ["verified"]
     run.prove()
+    read_everywhere(run.directory, tmp_path)
 
 
-def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver):
+def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, receiver, tmp_path):
     (good, received), (bad, refused), (monitor, pings) = receiver(200), receiver(500), receiver(200)
     supervise.env |= {"SLACK_URL": good + "/slack", "HOOK_URL": bad + "/hook?token=secret"}
     supervise.env |= {"MONITOR": monitor + "/ping?token=secret"}
@@ -68,6 +70,7 @@ def test_people_are_notified_by_slack_and_of_a_webhook_that_fails(supervise, rec
     assert "channel slack" not in status
     assert "secret" not in run.stderr + status
     run.prove()
+    read_everywhere(run.directory, tmp_path)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from tests.support.run_readers import read_everywhere
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -15,7 +16,9 @@ pytestmark = pytest.mark.slow
 HIT = "lr_spike:factor=3000,steps=8@210"
 
 
-def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_back, resuming_job):
+def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(
+    supervise, comes_back, resuming_job, tmp_path
+):
     job = resuming_job("--max_iters=350")
     given = ("--policy", comes_back, "--logs", "--drill", HIT, "--drill", "crash@310")
     run = supervise.run(*given, job=job)
@@ -64,6 +67,7 @@ def test_a_job_that_was_hit_comes_back_from_its_own_checkpoint(supervise, comes_
     marks = [json.loads(path.read_text()) for path in (run.directory / "relaunch").iterdir()]
     assert sorted(mark["attempt"] for mark in marks) == [1, 2]
     run.prove()
+    read_everywhere(run.directory, tmp_path)
 
 
 @pytest.mark.chaos
