@@ -9,7 +9,7 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from _supervise_probe.collectors.timing_and_mfu import count
+from _supervise_probe.collectors.timing_and_mfu import count_operations
 
 warnings.simplefilter("ignore")
 ids = torch.randint(40, (2, 16))
@@ -22,14 +22,14 @@ for name, config, further in (
     model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **further))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=ids, labels=ids).loss.backward()
-    found = count(torch, [model])
+    found = count_operations(torch, [model])
     needed = found.per_token * ids.numel() + found.per_pair * ids.numel() * ids.shape[1]
     emit(name=name, counted=counter.get_total_flops(), needed=needed)
 
 sizes |= dict(intermediate_size=48, num_local_experts=4, num_experts_per_tok=2)
 sizes |= dict(num_key_value_heads=4)
 mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes))
-emit(name="Mixtral", found=count(torch, [mixtral]))
+emit(name="Mixtral", found=count_operations(torch, [mixtral]))
 """
 
 
