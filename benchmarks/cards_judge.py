@@ -770,7 +770,7 @@ def _proof(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False
     if STAYED in line.prose and len(out) > 1 and _is_about_fault(truth, about):
         value = f"{out[0].values['train_loss_raw']:.4g}"
         yield "proof", STAYED, f"{value} at {out[0].step}, above {truth.bound:.4g}"
-    for match in re.finditer(r"norms (as before|are up)", line.prose, re.IGNORECASE):
+    for match in re.finditer(r"norms? (as before|are up)", line.prose, re.IGNORECASE):
         pairs = [_end(truth, name) for name in ("grad_global_norm", "update_norm")]
         ratios = [now / then for now, then in pairs if now is not None and then]
         if match[1] == "as before" and any(not 0.4 < r < 2.5 for r in ratios):

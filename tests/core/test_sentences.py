@@ -116,6 +116,15 @@ LOSS = {"code": "BREACH", "metric": "train_loss_raw", "value": 9.0, "threshold":
             "update norm 0",
         ),
         ([{"code": "BREACH", "breaching": 3, "of": 8}], None, "in 3 of the newest 8 steps", ""),
+        (
+            [
+                {"code": "BREACH", "values": {"train_loss_raw": 2.4}, "nonfinite": []}
+                | {"breaching": 3, "of": 8}
+            ],
+            None,
+            "loss was NaN or Inf in 3 of the newest 8 steps",
+            "",
+        ),
         ([{"code": "BREACH"}], None, "d0", ""),
     ],
 )

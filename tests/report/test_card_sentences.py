@@ -266,6 +266,12 @@ UNAIDED = Estimate("without it every further step would have been lost", "NaN do
     [
         ([], {"acted": False}, "nothing: the job was not changed"),
         ([], {"acted": False, "standing": "no step lost"}, "no step lost"),
+        (
+            [BACK],
+            {"status": Status.HELD, "standing": "3 steps trained on NaN or Inf from step 9 on"},
+            "the progress of 4 steps lost; 3 steps trained on NaN or Inf from step 9 on",
+        ),
+        ([BACK], {"standing": "3 steps trained on NaN"}, "the progress of 4 steps lost"),
         ([], {"acted": None}, "unknown: an action has no outcome on record"),
         ([], {"acted": True}, "no steps repeated"),
         ([], {"acted": False, "skipped": 1}, "1 update skipped"),
@@ -454,28 +460,29 @@ def test_what_was_not_verified_says_so_by_its_status(status, text):
         ),
         (
             {"diagnosis": verdict(rejoined_step=12, norms=NORMS)},
-            "loss back in its normal range at step 12; no relapse; norms as before",
+            "loss back in its normal range at step 12; no relapse; gradient norm as before",
         ),
         (
             {"diagnosis": verdict(norms=NORMS)},
-            "loss back in its normal range; no relapse; norms as before",
+            "loss back in its normal range; no relapse; gradient norm as before",
         ),
         (
             {"diagnosis": verdict(norms=NORMS, rejoined_step=12), "loss_left": False},
-            "the loss stayed in its normal range; no relapse; norms as before",
+            "the loss stayed in its normal range; no relapse; gradient norm as before",
         ),
         (
             {"diagnosis": verdict(norms=NORMS, rejoined_step=12, is_sum=True)},
-            "the loss of as many tokens stayed in its normal range; no relapse; norms as before",
+            "the loss of as many tokens stayed in its normal range; no relapse; "
+            "gradient norm as before",
         ),
         (
             {"diagnosis": verdict("no", norms=NORMS), "height": " (3.4, 2.5 before)"},
-            "the loss did NOT come back into its normal range (3.4, 2.5 before); no relapse; norms "
-            "as before",
+            "the loss did NOT come back into its normal range (3.4, 2.5 before); no relapse; "
+            "gradient norm as before",
         ),
         (
             {"diagnosis": verdict("no", norms=NORMS, excursion=False)},
-            "20 steps in a row without trouble; no relapse; norms as before",
+            "20 steps in a row without trouble; no relapse; gradient norm as before",
         ),
         (
             {"diagnosis": verdict(norms={"grad_global_norm": (1.0, 3.0, 2.0)})},
@@ -533,8 +540,8 @@ def test_a_recovery_is_shown_by_the_loss_its_end_and_the_norms(facts, text):
         ),
         (
             {"status": Status.CLEARED, "diagnosis": verdict(rejoined_step=12, norms=NORMS)},
-            "loss back in its normal range at step 12; norms as before; its rules cleared; nothing "
-            "was done, so nothing was verified",
+            "loss back in its normal range at step 12; gradient norm as before; its rules cleared; "
+            "nothing was done, so nothing was verified",
         ),
         (
             {"status": Status.JOB_ENDED, "good": (7, 20)},

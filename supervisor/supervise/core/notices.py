@@ -161,9 +161,12 @@ def _step_count(reading: Reading) -> str:
         came, window = (formats.reading_integer(reading, key, 0) for key in ("value", "window"))
         return f"{formats.readable_metric(event)} in {came} of the newest {window} steps"
     counted = formats.reading_integer(reading, "breaching", 0)
-    if not counted or reading.get("metric") or reading.get("nonfinite"):
-        return ""
-    return f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
+    steps = f"in {counted} of the newest {formats.reading_integer(reading, 'of', 1)} steps"
+    if counted and reading.get("nonfinite") == []:  # the newest one is finite
+        names = map(formats.readable_metric, formats.reading_table(reading, "values"))
+        return f"{', '.join(names)} was NaN or Inf {steps}"
+    has_text = reading.get("metric") or reading.get("nonfinite")
+    return "" if has_text or not counted else steps
 
 
 def breach_headline(

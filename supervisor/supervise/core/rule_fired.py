@@ -296,11 +296,10 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
         return
     index = policy.rules.index(rule)
-    watch, answered_rank = monitor.rules[index], _answered(state.monitors, monitor, index)
-    if answered_rank is not None:  # the same trouble, seen from another rank
+    watch, answered_ranks = monitor.rules[index], _answered(state.monitors, monitor, index)
+    if answered_ranks:  # the same trouble, seen from another rank
         watch.answered = True
-        text = f"{rule.id} fires on rank {answered_rank} too, where it was answered"
-        _suppress(ctx, rule, text, "answered")
+        _suppress(ctx, rule, f"{rule.id} on rank {answered_ranks}", "answered")
         return
     if opening.predates_rollback(incident, monitor, rule):
         reason = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
@@ -408,16 +407,17 @@ def _respond_during_runbook(
         incident.deferred.rules.append(rule.id)
 
 
-def _answered(monitors: Mapping[int, RankMonitor], monitor: RankMonitor, index: int) -> int | None:
-    """Return another rank on which the rule at that place fires and was answered."""
+def _answered(monitors: Mapping[int, RankMonitor], monitor: RankMonitor, index: int) -> str:
+    """Return its rank, and another one on which the rule at that place fires and was answered."""
     for rank, other_monitor in monitors.items():
         if (
             other_monitor is not monitor
             and other_monitor.rules[index].firing
             and other_monitor.rules[index].answered
         ):
-            return rank
-    return None
+            own_rank = next(number for number, own in monitors.items() if own is monitor)
+            return f"{own_rank}: answered on rank {rank}"
+    return ""
 
 
 def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, level: int) -> None:

@@ -279,11 +279,15 @@ class AlwaysClipped(OfWiring, frozen=True, kw_only=True):
 
 class WeightsStandStill(OfWiring, frozen=True, kw_only=True):
     TITLE = "a step moves the weights by {ratio:.0e} of their size; {course}"
-    WHAT = "at this size they take a million steps to change"
+    WHAT = "at this size they take {steps} steps to change"
     NEXT = sentences("check the learning rate[ ({rate:.3g})], the scale of the loss, and the clip")
     ratio: float
     rate: float | None = None
     course: str = ""
+
+    @property
+    def steps(self) -> str:
+        return f"{1.0 / self.ratio:,.0f}" if self.ratio > 0.0 else "endless"
 
 
 class ScheduleOver(OfWiring, frozen=True, kw_only=True):

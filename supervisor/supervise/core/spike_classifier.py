@@ -159,7 +159,9 @@ def verdict_clause(verdict: Verdict) -> str:
     if verdict.kind == SpikeClass.UNDECIDED and (faults := wiring_faults(verdict)):
         return f"{text}; the wiring of the job may be it: {'; '.join(e.text for e in faults)}"
     if verdict.repaired:
-        return f"{text}; the loss is back to normal after a rollback"
+        return f"there was {text}; the loss is back to normal after a rollback"
+    if verdict.kind == SpikeClass.NUMERIC and is_loss_rejoined(verdict):
+        return f"there was {text}; the loss is back to normal"
     if verdict.kind == SpikeClass.NO_EXCURSION and verdict.unseen:
         return f"the loss was normal in the steps that were seen; {verdict.unseen} were not"
     if verdict.kind == SpikeClass.NO_EXCURSION and not verdict.questions.rejoined.frames:

@@ -228,6 +228,8 @@ class _Case:
         text = sentences.describe_observation(
             self.opened, self.moves, self.conditions, self.failure, self.skipped
         )
+        if any(c.is_breach and c.signal in ("step", "heartbeat") for c in self.conditions):
+            text = "; ".join(filter(None, [text, self._unmeasured_steps()]))
         return Observation(text=text, moves=self.moves, band=self.opened.band, onset=self.onset)
 
     def cause(self) -> tuple[Cause, str]:
@@ -293,24 +295,31 @@ class _Case:
             standing=self._standing_cost(),
         )
 
+    def _unmeasured_steps(self) -> str:
+        """Return how many steps were made meanwhile without a frame, "" for none."""
+        count = 0 if self.diagnosis is None else self.diagnosis.unseen
+        were = "step was" if count == 1 else "steps were"
+        return f"{count} {were} made meanwhile but not measured" if count else ""
+
     def _standing_cost(self) -> str:
         """Return what a job that nothing was done to has lost all the same, "" if nothing known."""
-        onset, asked = self.onset.step, self.approval
-        newest = None if self.tape is None else self.tape.broken_step()
-        if newest is not None:
-            steps = max(newest, self.incident[-1].step) - onset + 1
+        onset = self.onset.step
+        if self.tape is not None and self.tape.nonfinite_span is not None:
+            start, newest = self.tape.nonfinite_span
+            start = max(start, onset)
+            steps = max(newest, self.incident[-1].step) - start + 1
             is_kept = self.diagnosis is not None and self.diagnosis.kind == SpikeClass.CONTAINED
             was = "made no update" if is_kept else "trained on NaN or Inf"
-            text = f"{steps} step{'s' * (steps > 1)} {was} from step {onset} on"
-            if asked is not None and asked.answer != "approved" and self.mode == "approve":
-                text += f"; mode enforce would have run {asked.runbook}"
-            return text
+            return f"{steps} step{'s' * (steps > 1)} {was} from step {start} on"
+        if self.acted:
+            return ""
         for condition in self.conditions:
             value = formats.finite_number(condition.value)
             if not condition.is_breach or value is None:
                 continue
             if condition.signal in ("step", "heartbeat", "process"):
-                return f"no step lost; about {value:.0f} s without a step"
+                missing = self._unmeasured_steps()
+                return f"no step lost; {missing or f'about {value:.0f} s without a step'}"
             if condition.metric == WAITING:
                 share = f"{value:.0f} % of the time waiting"
                 return f"no step lost; {share} from step {onset} on"
@@ -363,7 +372,7 @@ class _Case:
         before = next((move.level for move in self.moves if move.metric in LOSSES), None)
         if not points or before is None:
             return ""
-        is_broken = self.tape is not None and self.tape.broken_step() is not None
+        is_broken = self.tape is not None and self.tape.nonfinite_span is not None
         level = sentences.format_significant(before)
         if is_broken:
             return f": NaN at the end, {level} before"

@@ -618,6 +618,7 @@ class Tape:
         before, after: points; `stride`: frames that one of `after` stands for, but for the first
             `WHOLE`.
         latest: metric -> `(step, value)` of the newest frames, for `LATEST`.
+        nonfinite_span: first and last step of the newest losses if they are not finite, else None.
     """
 
     rank: int
@@ -625,11 +626,16 @@ class Tape:
     points_since: list[Point] = field(default_factory=list)
     stride: int = 1
     latest: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
+    nonfinite_span: tuple[int, int] | None = None
     _cell: list[Point] = field(default_factory=list)
 
     def add(self, attempt: int, step: int, values: Values, *, opened: bool) -> None:
         """Add the next frame; `opened`: the incident was open by then."""
         point = (attempt, step, values)
+        loss = next((v for name in LOSSES if (v := values.get(name)) is not None), None)
+        if loss is not None:
+            start = step if self.nonfinite_span is None else min(step, self.nonfinite_span[0])
+            self.nonfinite_span = None if math.isfinite(loss) else (start, step)
         for name in LATEST:
             value = values.get(name)
             if value is not None and math.isfinite(value):
@@ -655,13 +661,6 @@ class Tape:
         Of all frames: a point of the tape is the worst of several, and says too much.
         """
         return list(self.latest.get(metric, ()))
-
-    def broken_step(self) -> int | None:
-        """Return the step of the newest loss if it is not finite, else None."""
-        points = [*self.points_before, *self.points_since, *self._cell][::-1]
-        losses = ((s, v) for _, s, row in points for m in LOSSES if (v := row.get(m)) is not None)
-        step, loss = next(losses, (-1, 0.0))
-        return None if math.isfinite(loss) else step
 
     def has_loss(self) -> bool:
         """Return whether any point holds a loss."""

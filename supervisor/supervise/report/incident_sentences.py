@@ -645,10 +645,11 @@ def describe_cost(
         parts.append(f"{relaunches} restart{'s' if relaunches > 1 else ''}")
     if lost_s >= 0.5:
         parts.append(f"the steps took {lost_s:.0f} s longer in all")
-    if acted is False and not parts:
-        parts.append(standing or "nothing: the job was not changed")
-    parts += filter(None, [", ".join(_spent(used))])
-    parts += [] if unaided is None else [unaided.text]
+    if standing and (status == Status.HELD or not parts):
+        parts.append(standing)
+    elif acted is False and not parts:
+        parts.append("nothing: the job was not changed")
+    parts += filter(None, [", ".join(_spent(used)), "" if unaided is None else unaided.text])
     unknown = "unknown: an action has no outcome on record"
     return Cost(
         text="; ".join(parts) or (unknown if acted is None else "no steps repeated"),
@@ -829,7 +830,7 @@ def _norms(diagnosis: Verdict | None, *, is_shown: bool) -> list[str]:
         return [f"norms are UP ({', '.join(up)} of just before)"]
     # Lower ones are no trouble, as behind a decay of the rate; and they are not as before.
     is_down = any(norm.after * NORM_RATIO < norm.before for norm in norms.values())
-    return [] if is_down else ["norms as before"]
+    return [] if is_down else [f"{', '.join(map(formats.readable_metric, norms))} as before"]
 
 
 def _share(name: str, norm: NormChange) -> str:
