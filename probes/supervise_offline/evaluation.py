@@ -47,7 +47,7 @@ FIRST = 1024  # tokens that say whether a file is of uint16
 KNOWS_LITTLE = "the model knows no more of its tokens than how often each comes"
 RATIOS = 1000  # windows whose lowest thousandth is one at least
 # Of `memorization_rate`: texts, tokens of each, texts at a time, tokens at least; defaults.
-TEXTS, GENERATED, TOGETHER, FEWEST_GENERATED = 500, 128, 32, 2000
+TEXTS, GENERATED, TOGETHER, FEWEST_GENERATED = 256, 128, 32, 2000
 # Of `codec_score`: items at most and at least, others before one, and its least tokens; defaults.
 # A small model had 79 % on unseen code while its loss was still falling, and 95 on what it knew by
 # heart: where the text right before an item does not help either, others say nothing.
