@@ -1,4 +1,5 @@
-"""Lookup of the run that a command names: a path, name, id, the beginning of one, or the newest.
+"""Lookup of the run that a command names: a path, name, id, the beginning of one, or the newest;
+and what commands share that make runs as trials: their directory, and the policy of these.
 
 A run is looked for under ./runs, and, by its id or the name of its directory, among all runs that
 this user has watched (their index in `store.run_directory`).
@@ -13,10 +14,12 @@ import difflib
 import json
 import os
 import re
+import secrets
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,13 @@ import click
 
 from .. import system
 from ..core.model.events import Event, Exited, Launched
-from ..errors import MISSHAPEN, StoreError, UsageError, reading_recorded_data
+from ..errors import (
+    MISSHAPEN,
+    StoreError,
+    SuperviseError,
+    UsageError,
+    reading_recorded_data,
+)
 from ..store import files, run_directory
 from ..store.files import is_locked
 from ..store.run_directory import RUNS, RunDir, is_run
@@ -33,6 +42,7 @@ from ..store.run_records import ASKED, RunOutcome, skim_run
 from ._params import ARGV, PROGRAM
 
 if TYPE_CHECKING:
+    from ..catalog.loader import Isolated
     from ..runtime.status import Life
 
 # States of a list of runs, those that need attention first.
@@ -356,3 +366,59 @@ def event_line(record: dict[str, Any]) -> str:
     position = f"step {step}" if isinstance(step, int) and step >= 0 else "-"
     head = f"{wall[5:10]} {wall[11:19]}Z  {position:<11}  {record.get('kind')!s:<10}"
     return f"{head}  {' '.join([*marks, str(record.get('reason', ''))])}".rstrip()
+
+
+# ── trials ────────────────────────────────────────────────────────────────────────────────────────
+
+SCRATCH, POLICY = "scratch", "policy.yaml"
+
+
+@contextmanager
+def errors_without_verdict(verdicts: Collection[int]) -> Iterator[None]:
+    """Give errors an exit code that is no verdict; a broken gate must not look like one.
+
+    Args:
+        verdicts: exit codes that mean something else.
+    """
+    try:
+        yield
+    except SuperviseError as error:
+        if error.exit_code not in verdicts:
+            raise
+        raise SuperviseError(str(error), hint=error.hint) from error
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:  # standard output, see `Commands`
+            raise
+        traceback.print_exc()
+        text = f"the runs could not be judged: {type(error).__name__}: {error}"
+        raise SuperviseError(text) from error
+
+
+def trial_directory(directory: Path | None, sort: str) -> Path:
+    """Return the directory of a trial: the one given, else `runs/SORT-<time>-<id>`."""
+    stamp = system.wall_time()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    return (directory or RUNS / f"{sort}-{stamp}-{secrets.token_hex(3)}").absolute()
+
+
+def make_empty(path: Path) -> Path:
+    """Make a directory. Raises UsageError: it holds something; StoreError: it cannot be made."""
+    try:
+        if path.exists() and any(path.iterdir()):
+            raise UsageError(f"{path} is not empty", hint="choose another one with --dir DIR")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directory(path)
+    except OSError as error:
+        raise StoreError(f"cannot make {path}: {error.strerror}") from error
+    return path
+
+
+def write_policy(directory: Path, policy: Isolated) -> Path:
+    """Write the policy of the runs of a trial, and return its file. Raises StoreError."""
+    path = directory / POLICY
+    try:
+        files.replace_file(path, policy.text.encode(), durable=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    return path

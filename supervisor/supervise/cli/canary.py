@@ -20,8 +20,16 @@ from ..store import files
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, print_table, progress_line
 from ._params import JobCommand
-from ._runs import complete_run, find_exact_run, find_run
-from ._trials import SCRATCH, errors_without_verdict, make_empty, trial_directory, write_policy
+from ._runs import (
+    SCRATCH,
+    complete_run,
+    errors_without_verdict,
+    find_exact_run,
+    find_run,
+    make_empty,
+    trial_directory,
+    write_policy,
+)
 
 if TYPE_CHECKING:
     from ..trials.arms import Arm

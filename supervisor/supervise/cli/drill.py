@@ -30,7 +30,7 @@ from ..store import audit, files
 from ..store.run_directory import RunDir
 from ._output import echo, echo_json, echo_source, print_table, progress_line
 from ._params import ARGV, RESUMING, JobCommand
-from ._trials import SCRATCH, errors_without_verdict, make_empty, trial_directory, write_policy
+from ._runs import SCRATCH, errors_without_verdict, make_empty, trial_directory, write_policy
 
 if TYPE_CHECKING:
     from ..catalog.discover import DrillFacts

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 
-from . import diagnosis, rule_scope, trends, withdrawal
+from . import diagnosis, reasons, rule_scope, trends, withdrawal
 from .frames import LOSS
 from .incident import Incident, RunbookExecution, WithdrawnRunbook
 from .model.action import PlanContext, Refused
@@ -275,8 +275,10 @@ def explain_learned_data(state: State, incident: Incident) -> str:
     course = loss_course_since(state, incident, incident.breach_step)
     if change is None or change.degenerate or course is None or not course.fallen:
         return ""
-    fell = f"the loss fell by itself, from {course.first:.4g} to {course.newer:.4g}"
-    return f"the data changed at step {incident.breach_step}: {change.text}; {fell}"
+    learned = reasons.DataLearned(
+        step=incident.breach_step, change=change.text, first=course.first, newer=course.newer
+    )
+    return learned.text
 
 
 def explain_forgotten_data(
@@ -299,10 +301,10 @@ def explain_forgotten_data(
     forgotten, lacking = math.log(probe_loss / old.loss), math.log(course.newer / usual)
     if forgotten <= UNLIKE * lacking:
         return ""
-    return (
-        f"the model has learned other data: their loss is {course.newer:.4g}, {usual:.4g} was "
-        f"expected; that of the probe batch rose from {old.loss:.4g} to {probe_loss:.4g}"
+    forgotten_data = reasons.OtherDataLearned(
+        newer=course.newer, usual=usual, probe_before=old.loss, probe=probe_loss
     )
+    return forgotten_data.text
 
 
 def new_evidence_against_weights(state: State, incident: Incident, old: WithdrawnRunbook) -> str:
@@ -319,14 +321,14 @@ def new_evidence_against_weights(state: State, incident: Incident, old: Withdraw
     is_ill = withdrawal.is_loss_out_of_band(state, incident)
     # Where nobody can judge the weights, a jump has to last, as the first one had to.
     if course is not None and course.jump > 0.0 and (is_ill or old.loss < math.inf):
-        return f"the loss jumped again, by {course.jump:.4g}, since step {old.step}"
+        return reasons.LossJumpedAgain(jump=course.jump, step=old.step).text
     if course is None or course.change < 0.0 or not is_ill:
         return ""
     if course.change > 0.0:
-        return f"the loss rises again, from {course.older:.4g} to {course.newer:.4g}"
+        return reasons.LossRisesAgain(older=course.older, newer=course.newer).text
     if old.data_event or explain_learned_data(state, incident):
         return ""
-    return f"the loss stays at {course.newer:.4g} since step {old.step} and falls no further"
+    return reasons.LossStays(newer=course.newer, step=old.step).text
 
 
 VERB = "check_weights"
@@ -399,22 +401,20 @@ def explain_good_weights(
     if event:
         return event
     if old is None and change is not None and not change.degenerate:
-        return f"the data changed at step {incident.breach_step}: {change.text}"
+        return reasons.DataChanged(step=incident.breach_step, change=change.text).text
     if old is not None and not new_evidence_against_weights(state, incident, old):
-        return f"nothing new speaks against the weights since step {old.step}"
+        return reasons.NothingNew(step=old.step).text
     loss = outcome.loss
     if old is not None and loss is not None:
         if has_good_weights(incident, run, result):
-            return (
-                f"the weights show no damage: the probe batch has a loss of {loss:.4g}, and had "
-                f"{old.loss:.4g} when they were good, by step {old.step}"
-            )
+            undamaged = reasons.WeightsUndamaged(probe=loss, probe_before=old.loss, step=old.step)
+            return undamaged.text
         return explain_forgotten_data(state, incident, old, loss)
     # Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
     # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
     if loss is not None or not order.waits or old is not None:
         return ""
-    return "it is not known yet whether the weights are good"
+    return reasons.Lack.WEIGHTS_UNJUDGED
 
 
 def reduce_to_evidence(
@@ -476,14 +476,16 @@ def evidence_for_rollback(state: State, incident: Incident, result: Payload) -> 
     if old is None:
         return ""
     new = new_evidence_against_weights(state, incident, old)
-    loss = result.read(Outcome).loss
     was_asked = old.loss < math.inf
-    probe = "" if loss is None else f"; the probe batch has a loss of {loss:.4g}"
-    if probe and was_asked:
-        probe += f", {old.loss:.4g} then"
-    judged = "the data had changed" if was_asked else "nothing could judge the weights"
-    judged = "the weights were good" if old.good else judged
-    return f"{new}; at step {old.step} {judged}{probe}"
+    judged = reasons.Judged.OTHER_DATA if was_asked else reasons.Judged.UNJUDGED
+    evidence = reasons.NewEvidence(
+        evidence=new,
+        step=old.step,
+        judged=reasons.Judged.GOOD if old.good else judged,
+        probe=result.read(Outcome).loss,
+        probe_before=old.loss if was_asked else None,
+    )
+    return evidence.text
 
 
 def is_affordable(policy: Policy, state: State, incident: Incident, book: Runbook) -> bool:

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from . import action_planning, advice, diagnosis, notices, withdrawal
+from . import action_planning, advice, diagnosis, notices, reasons, withdrawal
 from .incident import HELD, Incident, format_arguments, remedy_strength
 from .model import formats, state_machine
 from .model.decisions import SEVERITIES, ApprovalRequested, ApprovalSettled, PlannedStep
 from .model.events import Notice
 from .model.payload import Delivery
 from .model.policy import ALL, Approval, Policy, Rule, Runbook
+from .notices import Cause
 from .run_state import ApprovalLog, ApprovalRequest, State, StepContext
 
 DENY, ALLOW = "deny", "allow"
@@ -56,13 +57,13 @@ def request_approval(
     book: Runbook,
     terms: Approval,
     level: int,
-    reason: str,
+    reason: Cause,
     *,
     escalated: bool,
 ) -> None:
     """Ask people about a runbook; an older request of the incident is void."""
     state, requests = ctx.state, ctx.state.approvals
-    settle_request(ctx, "expired", f"replaced by a request for {book.name}")
+    settle_request(ctx, "expired", reasons.ReplacedBy(runbook=book.name))
     plan = action_planning.planned_steps(state, incident, book)
     requests.request_count += 1
     pending = requests.pending = ApprovalRequest(
@@ -109,7 +110,7 @@ def _ask(ctx: StepContext, incident: Incident, pending: ApprovalRequest, terms: 
         severity=incident.severity,
         incident=incident.id,
         runbook=pending.runbook,
-        cause=pending.reason,
+        cause=str(pending.reason),
         plan=formats.format_plan((step.verb, step.args) for step in pending.plan),
         request=pending.id,
         timeout_s=terms.timeout_s,
@@ -159,7 +160,7 @@ def approval_digest(plan: Sequence[PlannedStep]) -> str:
 
 
 def settle_request(
-    ctx: StepContext, outcome: str, reason: str, operator: str = ""
+    ctx: StepContext, outcome: str, reason: Cause, operator: str = ""
 ) -> ApprovalRequest | None:
     """End the request that waits, if any: `approved`, `denied`, `expired`, or `withdrawn`."""
     requests = ctx.state.approvals
@@ -183,17 +184,17 @@ def settle_request(
 
 def explain_stale_request(
     policy: Policy, state: State, incident: Incident, pending: ApprovalRequest
-) -> str:
-    """Say why a request is not what people were asked any more, "" when it still is."""
+) -> Cause | None:
+    """Say why a request is not what people were asked any more, None when it still is."""
     book = policy.runbooks.get(pending.runbook)
     if book is None:
-        return f"runbook {pending.runbook} no longer exists"
+        return reasons.RunbookMissing(runbook=pending.runbook)
     refused = action_planning.explain_infeasible(state, incident, book)
     if refused:
-        return f"it is no longer possible: {refused}"
+        return reasons.NoLongerPossible(refusal=refused)
     if approval_digest(action_planning.planned_steps(state, incident, book)) != pending.sha:
-        return "the action's arguments have changed"
-    return "" if policy.digest == pending.policy else "the policy was reloaded"
+        return reasons.Settled.CHANGED
+    return None if policy.digest == pending.policy else reasons.Settled.RELOADED
 
 
 def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tuple[str, bool]:

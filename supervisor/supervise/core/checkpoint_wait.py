@@ -10,13 +10,14 @@ checkpoint.
 
 from __future__ import annotations
 
-from . import action_planning, approvals, closing, notices, withdrawal
+from . import action_planning, approvals, closing, notices, reasons, withdrawal
 from .incident import OPEN, OVERDUE_S, AwaitedCheckpoint, Incident, RunbookExecution
 from .model.action import Refused
 from .model.decisions import ACTING_MODES, ActionReplanned, ReplannedAction
 from .model.events import Notice
 from .model.payload import CheckpointSearch, RelaunchArgs
 from .model.policy import Policy, Runbook
+from .notices import Cause
 from .run_state import State, StepContext
 
 SEARCH_S = 15.0  # for the first look at what there is; the budget of our recovery note
@@ -71,7 +72,7 @@ def report_refused(
     incident: Incident,
     book: Runbook,
     refusal: str,
-    reason: str,
+    reason: Cause,
     *,
     escalated: bool,
     substitute: str = "",
@@ -97,7 +98,7 @@ def report_refused(
 
 def runnable_runbook(
     policy: Policy, state: State, incident: Incident
-) -> tuple[str, int, str, bool] | None:
+) -> tuple[str, int, Cause, bool] | None:
     """Return `(runbook, level, why, escalated)` when what lacked a checkpoint can work by now.
 
     Only while nothing else was done about the incident, and as long as a rule of it that acts still
@@ -119,7 +120,7 @@ def runnable_runbook(
         return None
     deferred.awaiting_checkpoint = None
     levels, name = policy.ladder.levels, request.name
-    reason = f"{request.reason}; a good checkpoint is now available"
+    reason = reasons.CheckpointAvailable(cause=request.reason)
     return name, levels.index(name) if name in levels else -1, reason, request.escalated
 
 
@@ -170,15 +171,15 @@ def pause_for_checkpoint(ctx: StepContext, incident: Incident) -> bool:
     return True
 
 
-def explain_failed_search(policy: Policy, state: State) -> str:
-    """Say why a job that was paused for a checkpoint waits in vain, "" while it does not."""
+def explain_failed_search(policy: Policy, state: State) -> reasons.NoGoodCheckpoint | None:
+    """Say why a job that was paused for a checkpoint waits in vain, None while it does not."""
     request, before_step = (
         awaited_checkpoint(policy, state),
         awaited_checkpoint_bound(policy, state),
     )
     if request is None or before_step is None or request.candidates != 0 or not request.pauses:
-        return ""
-    return f"no checkpoint from before step {before_step} is good" if state.job.paused else ""
+        return None
+    return reasons.NoGoodCheckpoint(before_step=before_step) if state.job.paused else None
 
 
 def is_searching(policy: Policy, state: State) -> bool:
@@ -230,11 +231,13 @@ def awaited_checkpoint_bound(policy: Policy, state: State) -> int | None:
     return next((bound for bound in bounds if bound is not None), None)
 
 
-def add_restored_step(reason: str, incident: Incident) -> str:
+def add_restored_step(reason: Cause, incident: Incident) -> Cause:
     """Return a verdict with the step that the incident was taken back to."""
-    step = incident.recovery.restored_step
-    location = "with the weights of" if incident.recovery.loop_kept else "back at"
-    return reason if step is None else f"{location} step {step}; {reason}"
+    recovery = incident.recovery
+    step, is_loop_kept = recovery.restored_step, recovery.loop_kept
+    if step is None:
+        return reason
+    return reasons.RestoredTo(step=step, is_loop_kept=is_loop_kept, cause=reason)
 
 
 def _has_reason(policy: Policy, state: State, incident: Incident) -> bool:

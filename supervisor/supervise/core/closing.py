@@ -18,6 +18,7 @@ from . import (
     diagnosis,
     notices,
     opening,
+    reasons,
     rule_news,
     rule_scope,
     run_phase,
@@ -40,6 +41,7 @@ from .model.interfaces import Advice, Steps
 from .model.payload import Outcome
 from .model.policy import Policy, Runbook
 from .model.verdicts import Verdict
+from .notices import Cause
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
@@ -54,7 +56,7 @@ def page_exhausted(ctx: StepContext, incident: Incident) -> Steps:
 def hold_incident(
     ctx: StepContext,
     incident: Incident,
-    reason: str,
+    reason: Cause,
     *,
     exhausted: bool = False,
     remedies: bool = False,
@@ -66,7 +68,8 @@ def hold_incident(
         remedies: a remedy was to help, and no other is left.
     """
     policy, state = ctx.policy, ctx.state
-    approvals.settle_request(ctx, "withdrawn", f"{incident.id} is held")
+    held_first = reasons.IncidentHeldFirst(incident=incident.id)
+    approvals.settle_request(ctx, "withdrawn", held_first)
     incident.phase, incident.run, incident.deferred.retry = HELD, None, None
     state.rules.reported.clear()  # what fires from now on is answered by nobody else
     state.rules.growing.clear()
@@ -81,11 +84,11 @@ def hold_incident(
         case.verdict = diagnosis.classify_incident(policy, state, incident)
     verdict, status = case.verdict, withdrawal.describe_job_status(policy, state)
     then = page_exhausted(ctx, incident) if exhausted or remedies else ()
-    ctx.move("hold", reason)
+    cause = str(reason)
+    ctx.move("hold", cause)
+    held_text = f"held: {cause}"
     ctx.record(
-        IncidentHeld(
-            reason=f"held: {reason}", severity=incident.severity, cause=reason, spike=verdict
-        )
+        IncidentHeld(reason=held_text, severity=incident.severity, cause=cause, spike=verdict)
     )
     limit = notices.Limit.NOTHING_LEFT if case.exhausted else None
     if limit and case.rolled_back and rule_scope.is_fed_wrongly(policy, state, incident):
@@ -93,7 +96,7 @@ def hold_incident(
     held = notices.Held(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
-        cause=reason,
+        cause=cause,
         limit=limit,
         summary=diagnosis.verdict_summary(verdict),
         status="" if state.job.seen_ended else status,  # the reason says it
@@ -107,10 +110,11 @@ def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecuti
     if incident.phase == HELD and run.failure.reason is None:
         run.index += 1  # it ran in a hold: people know
         return
+    failure = "" if run.failure.reason is None else str(run.failure.reason)
     held = notices.HeldByRunbook(
-        runbook=run.runbook.name, headline=incident.headline, failure=run.failure.reason or ""
+        runbook=run.runbook.name, headline=incident.headline, failure=failure
     )
-    hold_incident(ctx, incident, held.text, exhausted=run.terms.escalated)
+    hold_incident(ctx, incident, held, exhausted=run.terms.escalated)
 
 
 def report_unactionable(
@@ -133,7 +137,7 @@ def report_unactionable(
     status = "" if ended else withdrawal.describe_job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     impossible = notices.RunbookImpossible(runbook=name, refusal=refusal)
-    ctx.state.job.no_restart_reason = impossible.text
+    ctx.state.job.no_restart_reason = impossible
     ways = advice.manual_choices(ctx.policy, ctx.state, incident)
     notice = notices.NothingPossible(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
@@ -196,8 +200,8 @@ def close_incident(
     Args:
         then: what comes next, where more is known of it. The others: see `IncidentClosed`.
     """
-    job = ctx.state.job
-    approvals.settle_request(ctx, "withdrawn", f"{incident.id} is over")
+    job, not_restarted = ctx.state.job, ctx.state.job.no_restart_reason
+    approvals.settle_request(ctx, "withdrawn", reasons.IncidentOver(incident=incident.id))
     ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
     acted = incident.escalation.runs > 0
     verdict = incident.case.verdict
@@ -221,7 +225,7 @@ def close_incident(
         returncode=job.returncode,
         asked=asked,
         restarted_with=restarted_with,
-        not_restarted=job.no_restart_reason if outcome == JOB_ENDED else "",
+        not_restarted=str(not_restarted or "") if outcome == JOB_ENDED else "",
     )
     ctx.record(structs.replace(closed, reason=f"closed: {notices.describe_end(closed)}"))
     if verdict is not None:

@@ -37,7 +37,7 @@ from math import isfinite
 
 from msgspec import structs
 
-from . import advice, run_notices, runbook_runner
+from . import advice, reasons, run_notices, runbook_runner
 from .attempt_overlap import CLOSE, STARTS, Overlap, Row, compared_columns, compared_row
 from .diagnosis import UPDATE
 from .frames import LOSS
@@ -55,6 +55,7 @@ from .model.events import Announced, Frame, Notice
 from .model.interfaces import Advice, Lead, sentences
 from .model.payload import Comparison, Continuity, Outcome, RollbackArgs
 from .model.policy import Policy, Rule
+from .notices import Cause
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 from .spike_classifier import NORM_RATIO
@@ -97,12 +98,12 @@ def compare_repeated_step(ctx: StepContext, monitor: RankMonitor, frame: Frame) 
         steps.overlap = None
 
 
-def explain_missing_overlap(state: State) -> str:
-    """Say that too few of the repeated steps were compared to believe in a recovery, else ""."""
+def explain_missing_overlap(state: State) -> reasons.StepsUncompared | None:
+    """Return that too few repeated steps were compared to believe in a recovery, None: enough."""
     overlap = state.repeated.overlap
     if overlap is None or overlap.compared >= overlap.wanted:
-        return ""
-    return f"{overlap.compared} of {overlap.wanted} repeated steps were compared"
+        return None
+    return reasons.StepsUncompared(count=overlap.compared, total=overlap.wanted)
 
 
 def relaunch_differences(state: State) -> str:
@@ -260,23 +261,24 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     progress, monitor = run.verification, state.monitors[frame.rank]
     if progress.deadline_frame is None or run.failure.reason is not None:
         return
-    broken = progress.rejected or _missing_effect(ctx, incident, frame)
+    rejected = reasons.Reported(report=progress.rejected) if progress.rejected else None
+    broken = rejected or _missing_effect(ctx, incident, frame)
     broken = broken or _relapse_after_rollback(policy, state.monitors, incident, run)
     broken = broken or _still_ill(monitor, incident, run)
-    if broken:
-        ctx.record(VerificationFailed(reason=broken))
+    if broken is not None:
+        ctx.record(VerificationFailed(reason=str(broken)))
         incident.run = None
         runbook_runner.escalate_incident(ctx, incident, broken, run.runbook.if_it_fails)
         return
     progress.frame_ns = frame.at_ns
-    trouble = _breach_text(policy, state, incident, frame)
+    trouble = _find_trouble(policy, state, incident, frame)
     if progress.effects:
-        trouble = "no frame shows the effect yet"
-    if trouble:
+        trouble = reasons.Lack.NO_EFFECT_SHOWN
+    if trouble is not None:
         progress.clear_steps, progress.last_trouble = 0, trouble
     else:
         progress.clear_steps += 1
-    if not trouble and frame.step <= incident.recovery.must_pass:
+    if trouble is None and frame.step <= incident.recovery.must_pass:
         progress.deadline_frame += 1  # nothing has been asked of it yet
     needed = run.runbook.verification.clear_for
     if progress.clear_steps >= needed and (
@@ -285,20 +287,19 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
     ):
         progress.clear_steps, progress.last_trouble = needed - 1, lacking
     if progress.clear_steps >= needed:
-        loss, loss_before = monitor.value(LOSS), incident.case.loss_before
-        loss_text = f", loss {loss:.3g}" if loss is not None else ""
-        if loss_before is not None and loss_text:
-            loss_text += f" ({loss_before:.3g} before the incident)"
-        reason = f"no rule fired for {needed} steps after {run.runbook.name}{loss_text}"
-        differs = relaunch_differences(state)
-        reason += f"; but {differs}" if differs else ""
-        runbook_runner.on_verified(ctx, incident, reason)
+        helped = reasons.Helped(
+            steps=needed,
+            runbook=run.runbook.name,
+            loss=monitor.value(LOSS),
+            loss_before=incident.case.loss_before,
+            differs=relaunch_differences(state),
+        )
+        runbook_runner.on_verified(ctx, incident, helped)
     elif state.frame_count > progress.deadline_frame:
-        trouble = progress.last_trouble or "not clear for long enough"
-        reason = f"{run.runbook.name} did not help: {trouble}"
-        if progress.effects:
-            reason = f"whether {run.runbook.name} helped is not known: {trouble}"
-        ctx.record(VerificationFailed(reason=reason, clear_steps=progress.clear_steps))
+        trouble = progress.last_trouble or reasons.Lack.NOT_CLEAR
+        form = reasons.HelpUnknown if progress.effects else reasons.DidNotHelp
+        reason = form(runbook=run.runbook.name, trouble=trouble)
+        ctx.record(VerificationFailed(reason=reason.text, clear_steps=progress.clear_steps))
         incident.run = None
         runbook_runner.escalate_incident(ctx, incident, reason, run.runbook.if_it_fails)
 
@@ -317,13 +318,13 @@ def check_silence(ctx: StepContext, incident: Incident, *, waits: bool) -> None:
     silent_s = (state.at_ns - run.verification.frame_ns) / 1e9
     starting = state.attempt < state.job.launched
     if silent_s > (STARTING_S if starting else SILENT_S):
-        reason = f"{run.runbook.name}: no frame for {silent_s:.0f} s to verify it by"
-        ctx.record(VerificationFailed(reason=reason))
+        reason = reasons.NoFrames(runbook=run.runbook.name, seconds=silent_s)
+        ctx.record(VerificationFailed(reason=reason.text))
         incident.run = None
         runbook_runner.escalate_incident(ctx, incident, reason, run.runbook.if_it_fails)
 
 
-def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str | None:
+def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> Cause | None:
     """Check every action's effect on the first frame that can show it."""
     monitor, run = ctx.state.monitors[frame.rank], incident.run
     assert run is not None
@@ -342,15 +343,12 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str |
         check = EffectCheck(effect.args, effect.result, values, frame.step, frame.attempt)
         missing, verb = run.runbook.steps[effect.step_index].effect(check), effect.verb
         if missing is not None:
-            return f"{verb} had no effect: {missing}"
+            return reasons.NoEffect(verb=verb, missing=missing)
         moved, usual = values.get(UPDATE), incident.case.norms.get(UPDATE)
         zeroed = verb == "rollback" and effect.args.read(RollbackArgs).moments
         if verb == "rollback" and usual and moved and not zeroed:
             if moved > FIRST_UPDATE * usual:
-                return (
-                    f"the rollback did not hold: the first update was {moved / usual:.3g} times "
-                    "the usual one, as if other weights had been written back"
-                )
+                return reasons.RollbackUndone(ratio=moved / usual)
             text = f"the first update is {moved / usual:.3g} times the usual one"
             ctx.record(WeightsRestored(reason=f"restored weights: {text}"))
     run.verification.effects = waiting
@@ -359,10 +357,10 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> str |
 
 def _relapse_after_rollback(
     policy: Policy, monitors: Mapping[int, RankMonitor], incident: Incident, run: RunbookExecution
-) -> str:
-    """Say that what damages the weights came back after the run went back, "" when it did not."""
+) -> reasons.DidNotHelp | None:
+    """Return that what damages the weights came back after the run went back, None: it did not."""
     if not _went_back(run):
-        return ""
+        return None
     levels, clear = (*policy.ladder.levels, run.runbook.name), run.verification.seen_clear
     for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity != "SEV0" or rule.runbook not in levels:
@@ -377,29 +375,38 @@ def _relapse_after_rollback(
             if watch.code != BREACH:
                 clear.add((rule.id, rank))
             elif watch.held >= rule.for_steps and _is_measured(policy, monitor, rule):
-                word = "again" if (rule.id, rank) in clear else "still"
-                if word == "again" or monitor.step > incident.recovery.must_pass:
-                    breach_text = f"in breach {word} at step {monitor.step} on rank {rank}"
-                    return f"{run.runbook.name} did not help: {rule.id} is {breach_text}"
-    return ""
+                is_back = (rule.id, rank) in clear
+                if is_back or monitor.step > incident.recovery.must_pass:
+                    breach = reasons.Breach.AGAIN if is_back else reasons.Breach.STILL
+                    trouble = reasons.RuleInBreach(
+                        rule=rule.id, breach=breach, step=monitor.step, rank=rank
+                    )
+                    return reasons.DidNotHelp(runbook=run.runbook.name, trouble=trouble)
+    return None
 
 
-def _still_ill(monitor: RankMonitor, incident: Incident, run: RunbookExecution) -> str:
-    """Say that going back has not helped: a loss that is out of its band for so long stays so."""
+def _still_ill(
+    monitor: RankMonitor, incident: Incident, run: RunbookExecution
+) -> reasons.DidNotHelp | None:
+    """Return that going back has not helped, None where it may have: a loss that is out of its band
+    for so long stays so."""
     band = incident.case.band
     if band is None or not _went_back(run) or monitor.attempt < incident.recovery.rolled_back_to:
-        return ""
+        return None
     since = [f.step for f in monitor.history.frames if f.attempt == monitor.attempt]
     first_step = max(since[0], incident.recovery.must_pass + 1)
     newest = [point for point in monitor.history.series(LOSS) if point[0] >= first_step]
     if len(newest) < SOON:
-        return ""
+        return None
     losses = newest[-CLEARLY:]
     if median([loss - band.limit_at(step) for step, loss in losses]) <= 0.0:
-        return ""
-    text = f"the loss is {median([loss for _, loss in losses]):.3g}, and its normal range ends at "
-    text += f"{band.limit_at(losses[-1][0]):.3g}"
-    return f"{run.runbook.name} did not help: {len(newest)} steps after it {text}"
+        return None
+    trouble = reasons.LossOutOfRange(
+        steps=len(newest),
+        loss=median([loss for _, loss in losses]),
+        bound=band.limit_at(losses[-1][0]),
+    )
+    return reasons.DidNotHelp(runbook=run.runbook.name, trouble=trouble)
 
 
 def _is_measured(policy: Policy, monitor: RankMonitor, rule: Rule) -> bool:
@@ -413,7 +420,8 @@ def _went_back(run: RunbookExecution) -> bool:
     return any(run.runbook.verbs[index] in WAY_BACK_VERBS for index in run.committed)
 
 
-def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame) -> str:
+def _find_trouble(policy: Policy, state: State, incident: Incident, frame: Frame) -> Cause | None:
+    """Return what in a frame stands against a recovery, None for nothing."""
     for r, rule in enumerate(policy.rules):
         if rule.id not in incident.rules or rule.severity == "SEV2":
             continue  # an advisory rule must not decide whether a runbook helped
@@ -423,13 +431,14 @@ def _breach_text(policy: Policy, state: State, incident: Incident, frame: Frame)
             code = monitor.rules[r].code
             unjudged = code == UNKNOWN and rule.unknown == "hold" and monitor.lacks_metrics(r)
             if code == BREACH or unjudged:
-                word = "is in breach" if code == BREACH else "cannot be judged"
-                return f"{rule.id} {word} at step {frame.step} on rank {rank}"
+                breach = reasons.Breach.NOW if code == BREACH else reasons.Breach.UNJUDGED
+                return reasons.RuleInBreach(rule=rule.id, breach=breach, step=frame.step, rank=rank)
     loss, band = state.monitors[frame.rank].value(LOSS), incident.case.band
     if loss is None or band is None:
-        return ""
+        return None
     limit = band.limit_at(frame.step)
-    return "" if loss <= limit else f"loss {loss:.4g} at step {frame.step} is not under {limit:.4g}"
+    is_high = not loss <= limit  # NaN is
+    return reasons.LossAbove(loss=loss, step=frame.step, bound=limit) if is_high else None
 
 
 def _still_missing(
@@ -438,38 +447,40 @@ def _still_missing(
     incident: Incident,
     frame: Frame,
     frames: int,
-) -> str:
-    """Say what a run that has been quiet for so many frames still lacks, "" for nothing."""
+) -> Cause | None:
+    """Return what a run that has been quiet for so many frames still lacks, None for nothing."""
     if frame.step <= incident.recovery.must_pass:
-        return (
-            f"step {incident.recovery.must_pass}, where the incident started, has not been passed"
-        )
+        return reasons.OnsetAhead(step=incident.recovery.must_pass)
     moved = _update_missing(policy, monitors[frame.rank], incident, frames)
     # The rank that it began on, too: its data may be the cause, which the others do not see.
     ranks = {frame.rank, incident.case.rank} & monitors.keys()
     levels = (_level_missing(monitors[rank], incident, frames) for rank in sorted(ranks))
-    return moved or next(filter(None, levels), "")
+    return moved or next(filter(None, levels), None)
 
 
-def _level_missing(monitor: RankMonitor, incident: Incident, frames: int) -> str:
-    """Say that a run that went back does not have the loss of its band, "" when it does.
+def _level_missing(
+    monitor: RankMonitor, incident: Incident, frames: int
+) -> reasons.LossOffTrend | None:
+    """Return that a run that went back does not have the loss of its band, None when it does.
 
     A single loss may be far from the trend; that many in a row may not.
     """
     run, band = incident.run, incident.case.band
     if run is None or band is None or not _went_back(run):
-        return ""
+        return None
     newest = monitor.history.series(LOSS)[-frames:]
     if not newest:
-        return ""
+        return None
     residual, width = median([x - band.forecast(step) for step, x in newest]), band.width(frames)
     if residual <= width:
-        return ""
-    return f"the median of {len(newest)} losses is {residual:+.3g} from the trend, band {width:.3g}"
+        return None
+    return reasons.LossOffTrend(count=len(newest), residual=residual, width=width)
 
 
-def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, frames: int) -> str:
-    """Say that the update norm is not back where it was, "" when it is or is no part of this.
+def _update_missing(
+    policy: Policy, monitor: RankMonitor, incident: Incident, frames: int
+) -> reasons.UpdateLarge | None:
+    """Return that the update norm is not back where it was, None when it is or is no part of this.
 
     A rate that is held as the cause is another one than the rates of before, and bounds it.
     """
@@ -477,8 +488,8 @@ def _update_missing(policy: Policy, monitor: RankMonitor, incident: Incident, fr
     rules = (rule for rule in policy.rules if rule.id in incident.rules)
     behind = (policy.detectors[name] for rule in rules for name in policy.detectors_of(rule))
     if not usual or not any(UPDATE in detector.metrics for detector in behind):
-        return ""
+        return None
     newest = [value for _, value in monitor.history.series(UPDATE)][-frames:]
     if not newest or median(newest) <= NORM_RATIO * usual:
-        return ""
-    return f"{UPDATE} is {median(newest) / usual:.3g} times its value before the incident"
+        return None
+    return reasons.UpdateLarge(metric=UPDATE, ratio=median(newest) / usual)

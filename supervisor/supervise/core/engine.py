@@ -29,6 +29,7 @@ from . import (
     opening,
     operator_commands,
     policy_reload,
+    reasons,
     rule_fired,
     rule_news,
     rule_scope,
@@ -307,8 +308,8 @@ def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame)
         incident.case.excursion.unseen += unseen
     if unseen <= monitor.lost:
         return
-    steps = f"step {first_step} has" if unseen == 1 else f"steps {first_step} to {last_step} have"
-    text = f"rank {frame.rank}: {steps} no frame"
+    absent = reasons.StepsWithoutFrame(rank=frame.rank, first_step=first_step, last_step=last_step)
+    text = absent.text
     ctx.record(
         FramesMissing(reason=text, rank=frame.rank, first_step=first_step, last_step=last_step)
     )
@@ -333,9 +334,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
             ctx.record(ActionInDoubt(reason=reason, action=ActionRef(action_id)))
             verb = run.intent.verb
             note_rollback_failure(incident.recovery, verb, RollbackFailure.IN_DOUBT)
-            runbook_runner.fail_step(
-                ctx, incident, f"no answer to the {verb}: it may or may not have happened"
-            )
+            runbook_runner.fail_step(ctx, incident, reasons.StepUnanswered(verb=verb))
             _run_deferred(ctx)
     elif incident is not None:
         waits = any(beat.phase in (SUSPENDED, LOADING) for beat in tick.beats)
@@ -438,8 +437,8 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         if relapse is not None:
             rule_id, incident.recovery.relapse_step = relapse
             opening.on_relapse(state, incident)
-            reason = f"{rule_id} is in breach again on probation"
-            runbook_runner.escalate_incident(ctx, incident, reason)
+            again = reasons.RelapseOnProbation(rule=rule_id)
+            runbook_runner.escalate_incident(ctx, incident, again)
         elif (
             state.frame_count >= ending.probation_until
             and state.step >= incident.recovery.probation_step
@@ -454,7 +453,12 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         ):
             book, reason = due
             runbook_runner.start_runbook(
-                ctx, incident, book.name, book.level, reason, escalated=book.escalated
+                ctx,
+                incident,
+                book.name,
+                book.level,
+                reasons.Reported(report=reason),
+                escalated=book.escalated,
             )
         elif rule_scope.incident_still_fires(
             policy, state, incident
@@ -500,9 +504,8 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         return
     lasting = verdict.kind in (SpikeClass.STRUCTURAL, SpikeClass.SCHEDULE, SpikeClass.CUT)
     if lasting and idle and level >= 0 and name == HOLD:
-        closing.hold_incident(
-            ctx, incident, f"{verdict.kind}, and the escalation ladder is exhausted", exhausted=True
-        )
+        exhausted = reasons.LadderExhausted(spike=verdict.kind)
+        closing.hold_incident(ctx, incident, exhausted, exhausted=True)
 
 
 def _relapse(policy: Policy, state: State, incident: Incident) -> tuple[str, int] | None:

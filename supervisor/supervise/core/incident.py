@@ -22,6 +22,7 @@ from .model.interfaces import yaml_name
 from .model.payload import NOTHING, Outcome, Payload, RateArgs, RelaunchArgs, RollbackArgs
 from .model.policy import Runbook
 from .model.verdicts import ContextEvent, SlowStep, Verdict
+from .notices import Cause
 from .run_phase import RateCause, RateJump
 from .trends import Band
 
@@ -78,7 +79,7 @@ class RunbookFailure:
         ranks_differ: some ranks did a step and others did not: no other command may follow.
     """
 
-    reason: str | None = None
+    reason: Cause | None = None
     pending_undos: list[Action] = field(default_factory=list)
     ineffective: bool = False
     exhausted: bool = False
@@ -157,7 +158,7 @@ class VerificationProgress:
     frame_ns: int = 0
     effects: list[AwaitedEffect] = field(default_factory=list)
     clear_steps: int = 0
-    last_trouble: str = ""
+    last_trouble: Cause | None = None
     seen_clear: set[tuple[str, int]] = field(default_factory=set)
     rejected: str = ""
 
@@ -360,7 +361,7 @@ class AwaitedCheckpoint:
 
     number: int
     name: str
-    reason: str
+    reason: Cause
     escalated: bool
     since_ns: int
     candidates: int | None = None
@@ -383,7 +384,7 @@ class Deferred:
 
     rules: list[str] = field(default_factory=list)
     commands: list[OperatorCommand] = field(default_factory=list)
-    retry: tuple[str, int, str, bool] | None = None
+    retry: tuple[str, int, Cause, bool] | None = None
     awaiting_checkpoint: AwaitedCheckpoint | None = None
     weights_check: WithdrawnRunbook | None = None
     session_end: int | None = None

@@ -25,6 +25,7 @@ from . import (
     notices,
     opening,
     operator_commands,
+    reasons,
     rule_scope,
     run_notices,
     runbook_runner,
@@ -54,6 +55,7 @@ from .model.events import Announced
 from .model.failure import ASKED_TYPE, EXIT, LAUNCHER, NEVER, ONCE, Failure, exit_text
 from .model.interfaces import Advice
 from .model.policy import Runbook, entry_level
+from .notices import Cause
 from .rank_monitor import RankMonitor, RuleWatch
 from .run_phase import RunPhase
 from .run_state import JobLife, Restarts, StepContext
@@ -78,7 +80,7 @@ def end_run_if_over(ctx: StepContext) -> None:
     if not failed:
         end_there = run_notices.JobEnd(end=exit_text(job.returncode), step=state.step).text
     if job.ended:
-        job.ended, job.no_restart_reason = False, ""
+        job.ended, job.no_restart_reason = False, None
         if failed:
             ended = exit_text(job.returncode)
             ctx.record(VerificationFailed(reason=end_text, start_ended=ended))
@@ -95,7 +97,7 @@ def end_run_if_over(ctx: StepContext) -> None:
     if incident is None and by_itself and _is_known(job.cause):
         incident = _crash_incident(ctx, end_there)
     job.over = True
-    reason = notices.describe_no_restart(job.no_restart_reason)
+    reason = notices.describe_no_restart(str(job.no_restart_reason or ""))
     if incident is not None:
         then = _advice(ctx, incident) if is_bad else None
         restarted_with = job.restarted_with if failed else ""
@@ -126,15 +128,14 @@ def _respond_to_crash(ctx: StepContext, name: str, end: str) -> None:
         text, mode = f"{policy.mode}: would have run {name}", Suppressor("mode", policy.mode)
         ctx.record(Suppressed(reason=text, suppressed_by=str(mode), runbook=name))
     elif incident is not None and incident.phase == HELD:
-        job.no_restart_reason = run_notices.HeldBefore(incident=incident.id).text
+        job.no_restart_reason = run_notices.HeldBefore(incident=incident.id)
     elif state.step in crashes:
-        job.no_restart_reason = run_notices.EndedThereBefore(step=state.step).text
+        job.no_restart_reason = run_notices.EndedThereBefore(step=state.step)
     elif len(crashes) >= CRASHES:
-        often = run_notices.EndedTooOften(times=CRASHES, farthest=farthest)
-        job.no_restart_reason = often.text
-    elif reason := _would_fail_again(job):
+        job.no_restart_reason = run_notices.EndedTooOften(times=CRASHES, farthest=farthest)
+    elif (reason := _would_fail_again(job)) is not None:
         job.no_restart_reason = reason
-        _take_evidence(ctx, _crash_incident(ctx, end), notices.describe_no_restart(reason))
+        _take_evidence(ctx, _crash_incident(ctx, end), notices.describe_no_restart(reason.text))
     else:
         crashes.append(state.step)
         if job.cause is not None:
@@ -143,20 +144,20 @@ def _respond_to_crash(ctx: StepContext, name: str, end: str) -> None:
         incident = _crash_incident(ctx, end)
         _, level = entry_level(policy.ladder, name, -1)
         why = notices.describe_crash(end, _failure_text(job))
-        runbook_runner.start_runbook(ctx, incident, name, level, why)
+        runbook_runner.start_runbook(ctx, incident, name, level, reasons.Reported(report=why))
 
 
-def _would_fail_again(job: JobLife) -> str:
-    """Return why another start would end like this one, by the class of the failure; "": it may
+def _would_fail_again(job: JobLife) -> run_notices.EndsTheSameWay | None:
+    """Return why another start would end like this one, by the class of the failure; None: it may
     pass."""
     cause = job.cause
     if cause is None:
-        return ""
+        return None
     if cause.relaunch == NEVER:
-        return run_notices.EndsTheSameWay(failure=cause.title, cls=cause.cls).text
+        return run_notices.EndsTheSameWay(failure=cause.title, cls=cause.cls)
     if cause.relaunch == ONCE and cause.cls in job.restarts.classes:
-        return run_notices.EndsSoAgain(failure=cause.title, cls=cause.cls).text
-    return ""
+        return run_notices.EndsSoAgain(failure=cause.title, cls=cause.cls)
+    return None
 
 
 def _crash_incident(ctx: StepContext, end: str) -> Incident:
@@ -292,13 +293,14 @@ def _bad_end(
     meaning = run_notices.KILLED if job.returncode in KILLED else ""
     if cause is not None:
         meaning = cause.title
+    is_said = isinstance(job.no_restart_reason, run_notices.EndsTheSameWay)
     return run_notices.JobFailed(
         severity="SEV1",
         end=end,
         step=step,
         failure=failure,
         cause=why,
-        meaning="" if meaning in why else meaning,
+        meaning="" if is_said else meaning,
         others="" if cause is None else _describe_others(job, cause),
         advice=then,
     )
@@ -369,11 +371,11 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     # Ranks follow one another: the one that leads, and an incident's own, end it.
     if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
         return
-    reason = notices.describe_session_end(last_step)
+    ended = reasons.SessionEnded(step=last_step)
     if incident is None:
-        _start_session(ctx, reason)
+        _start_session(ctx, ended.text)
         return
-    approvals.settle_request(ctx, "withdrawn", reason)
+    approvals.settle_request(ctx, "withdrawn", ended)
     if incident.deferred.session_end is None:  # others may pass until an action is over
         # Its frames are forgotten next.
         incident.case.verdict = diagnosis.classify_incident(ctx.policy, state, incident)
@@ -387,22 +389,22 @@ def close_ended_session(ctx: StepContext) -> None:
     if incident is None or incident.deferred.session_end is None:
         return
     deferred, run = incident.deferred, incident.run
-    text = notices.describe_session_end(incident.deferred.session_end)
+    over = reasons.SessionOver(step=incident.deferred.session_end)
     if run is not None and run.intent.action_id is not None:
         return
     if run is not None and run.failure.reason is not None:
-        _report_unfinished(ctx, incident, run, run.failure.reason)
+        _report_unfinished(ctx, incident, run, str(run.failure.reason))
     standing = session_undos(incident.recovery)
     if standing and ctx.state.job.returncode is None:
-        _undo(ctx, incident, standing[0], f"over: {text}")
+        _undo(ctx, incident, standing[0], over)
         return
     closing.close_incident(ctx, incident, SESSION_ENDED, Advice(None, advice.NEXT_SESSION))
-    _start_session(ctx, f"{incident.id} is over: {text}")
+    _start_session(ctx, f"{incident.id} is {over}")
     for event in deferred.commands:
         operator_commands.on_command(ctx, event)
 
 
-def _undo(ctx: StepContext, incident: Incident, action: Action, reason: str) -> None:
+def _undo(ctx: StepContext, incident: Incident, action: Action, reason: Cause) -> None:
     """Ask for it once."""
     remove_undo(incident.recovery, action)
     number, book = incident.escalation.runs, Runbook("undo", (), ())

@@ -20,6 +20,7 @@ from . import (
     job_recipes,
     notices,
     opening,
+    reasons,
     rule_news,
     run_notices,
     runbook_runner,
@@ -62,6 +63,7 @@ from .model.payload import (
     WeightsOrigin,
 )
 from .model.policy import HOLD, Runbook
+from .notices import Cause
 from .rank_monitor import RankMonitor
 from .run_state import END_REQUESTED, JobLife, MessageDraft, Restarts, State, StepContext
 
@@ -116,14 +118,14 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
     if phase in ("saved", "failed"):
         job.held_signals = ()
     if phase == "saved":
-        job.preempted = f"{cause}, with a checkpoint"
+        job.preempted = reasons.Preempted(cause=cause, is_saved=True).text
         path = outcome.path or ""
         saved = run_notices.PreemptSaved(
             severity="SEV2", text=event.message, path=path, signals=signals
         )
         ctx.send(saved)
     elif phase == "failed":
-        job.preempted = f"{cause}, without a checkpoint"
+        job.preempted = reasons.Preempted(cause=cause, is_saved=False).text
         good = ctx.state.checkpoints.good()
         failed = run_notices.PreemptFailed(
             severity="SEV1" if ctx.state.step >= 0 else "SEV2",
@@ -223,7 +225,7 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
 def on_launched(ctx: StepContext, event: Launched) -> None:
     """Others run in the place of processes that ended: what is known of those counts no more."""
     state, job = ctx.state, ctx.state.job
-    job.returncode, job.ended, job.no_restart_reason = None, False, ""
+    job.returncode, job.ended, job.no_restart_reason = None, False, None
     job.seen_ended = False
     job.preempted, job.shortfall, job.unfit_host = "", None, ""
     job.launched = event.attempt
@@ -413,10 +415,11 @@ def _on_job_ended(ctx: StepContext) -> None:
     """The job has ended, and what is under way does not start it again."""
     state, relaunch = ctx.state, _relaunch_id(ctx.state)
     if relaunch is not None and state.job.end_requested:
-        error = "a request to end the job came first"
+        error = str(reasons.Settled.END_REQUESTED)
         reason = f"{relaunch} failed: {error}"
         ctx.record(ActionFailed(reason=reason, action=ActionRef(relaunch), error=error))
-    approvals.settle_request(ctx, "withdrawn", f"the job {exit_text(state.job.returncode)}")
+    over = reasons.JobOver(returncode=state.job.returncode)
+    approvals.settle_request(ctx, "withdrawn", over)
     state.job.ended = True
 
 
@@ -446,8 +449,7 @@ def give_up_stalled_job(ctx: StepContext, incident: Incident, name: str) -> bool
     if len(hangs) < HANGS:
         hangs.append(step)
         return False
-    why = f"it was restarted {HANGS} times and stalls again without going past step "
-    why += f"{farthest}"
+    why = reasons.StallsAgain(times=HANGS, farthest=farthest)
     reason = withdrawal.runbook_reason(policy, ctx.state, incident)
     if not _end_with_evidence(ctx, incident, why, reason, if_idle=IDLE_S):
         closing.hold_incident(ctx, incident, why)
@@ -455,7 +457,7 @@ def give_up_stalled_job(ctx: StepContext, incident: Incident, name: str) -> bool
 
 
 def _end_with_evidence(
-    ctx: StepContext, incident: Incident, why: str, reason: Reason | None, **stop: float
+    ctx: StepContext, incident: Incident, why: Cause, reason: Reason | None, **stop: float
 ) -> bool:
     """Take evidence and end the job; return False where a person must be asked for that."""
     policy, verbs = ctx.policy, ("snapshot", "stop")
@@ -471,7 +473,7 @@ def _end_with_evidence(
     incident.headline += f"; {why}"
     ctx.move("run", f"given up: {why}")
     form = notices.GivenUpIfIdle if stop else notices.GivenUp
-    given_up = form(severity=incident.severity, incident=incident.id, cause=why)
+    given_up = form(severity=incident.severity, incident=incident.id, cause=str(why))
     ctx.send(given_up, replace=True)
     runbook_runner.proceed_runbook(ctx, incident)
     return True
@@ -494,7 +496,7 @@ def stop_or_repeat_exhausted(ctx: StepContext, incident: Incident) -> None:
     ends = lasted >= QUIET_STEPS and withdrawal.policy_ends_job(ctx.policy, state, incident)
     if ends and GIVE_UP not in history:
         history[GIVE_UP] = False
-        if _end_with_evidence(ctx, incident, f"nothing helped, for {lasted} steps", None):
+        if _end_with_evidence(ctx, incident, reasons.NothingHelped(steps=lasted), None):
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
         incident.escalation.exhausted = frame_count, state.at_ns
@@ -515,11 +517,8 @@ def stop_or_repeat_exhausted(ctx: StepContext, incident: Incident) -> None:
 
 def on_adopted(ctx: StepContext, event: Adopted) -> None:
     """Say so, and let every deadline begin anew: nobody listened meanwhile."""
-    job = "the job runs" if event.alive else "the job ended meanwhile"
-    text = (
-        f"process {event.pid} took over from a supervisor that died, "
-        f"after {event.unwatched_ns / 1e9:.0f} s without monitoring; {job}"
-    )
+    took_over = reasons.TookOver(pid=event.pid, seconds=event.unwatched_ns / 1e9, alive=event.alive)
+    text = took_over.text
     ctx.record(RunAdopted(reason=text, alive=event.alive))
     ctx.send(run_notices.MonitoredAgain(severity="INFO", text=text))
     state = ctx.state

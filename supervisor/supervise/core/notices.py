@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeAlias
 
 from msgspec import Struct, structs
 
@@ -75,6 +75,12 @@ class Clause(Template, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         return self._fill(self.TEXT)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cause: TypeAlias = Clause | StrEnum
 
 
 class Notice(Template, frozen=True, kw_only=True):

@@ -243,11 +243,11 @@ def _levels(monitor: RankMonitor, breach: int) -> Callable[[str], float | None]:
     return partial(diagnosis.level_before, monitor, breach=breach)
 
 
-def describe_request(monitor: RankMonitor, rule: Rule) -> str:
+def explain_request(monitor: RankMonitor, rule: Rule) -> notices.RuleRequest:
     """Return why a rule asks for its runbook, by its own numbers: an incident may have others."""
     levels = _levels(monitor, monitor.first_breach(rule))
     numbers = notices.breach_headline(monitor.numbers(rule), "it still fires", levels)
-    return notices.RuleRequest(rule=rule.id, numbers=numbers).text
+    return notices.RuleRequest(rule=rule.id, numbers=numbers)
 
 
 def _report(

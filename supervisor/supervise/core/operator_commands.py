@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from . import action_planning, approvals, closing, diagnosis, notices, opening, runbook_runner
+from . import (
+    action_planning,
+    approvals,
+    closing,
+    diagnosis,
+    notices,
+    opening,
+    reasons,
+    runbook_runner,
+)
 from .incident import Incident, format_arguments
 from .model import state_machine
 from .model.action import Action, Refused
@@ -26,6 +35,7 @@ from .model.decisions import (
 from .model.events import OperatorCommand
 from .model.payload import Payload
 from .model.policy import Planned, Policy, Runbook
+from .notices import Cause
 from .run_state import ApprovalLog, ApprovalRequest, LossContext, MessageDraft, State, StepContext
 from .shard_attribution import ShardAttribution
 
@@ -240,7 +250,7 @@ def approve_request(ctx: StepContext, event: OperatorCommand) -> Answer:
     if pending.granted:
         return Answer(f"{pending.id} was already approved by {pending.granted}")
     stale = approvals.explain_stale_request(ctx.policy, ctx.state, incident, pending)
-    if stale:
+    if stale is not None:
         text = f"{pending.id} expired: {stale}; a new request is created"
         return Answer(text, ok=False, then=lambda: renew_request(ctx, stale))
 
@@ -276,7 +286,7 @@ def expire_request(ctx: StepContext) -> None:
         _denied(ctx, incident)
 
 
-def renew_request(ctx: StepContext, reason: str) -> None:
+def renew_request(ctx: StepContext, reason: Cause) -> None:
     """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
     incident, pending = ctx.state.incident, approvals.settle_request(ctx, "expired", reason)
     if incident is None or pending is None or pending.runbook not in ctx.policy.runbooks:
@@ -308,14 +318,12 @@ def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer
 def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:
     """An operator denies the request, or nobody has answered it in time."""
     incident.denied_by = operator
-    pending = approvals.settle_request(
-        ctx, "denied", f"by {operator}" if operator else "no answer in time"
-    )
+    pending = approvals.settle_request(ctx, "denied", reasons.Answered(operator=operator))
     if pending is not None:
-        reason = f"denied by {operator}" if operator else "no answer in time"
-        closing.hold_incident(
-            ctx, incident, f"{pending.runbook} does not run: {pending.id}: {reason}"
+        denied = reasons.RequestDenied(
+            runbook=pending.runbook, request=pending.id, operator=operator
         )
+        closing.hold_incident(ctx, incident, denied)
 
 
 SILENT_STEPS = 1000  # of `silence` without a number; project default

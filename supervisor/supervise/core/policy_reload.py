@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from . import operator_commands, run_notices
+from . import operator_commands, reasons, run_notices
 from .incident import Incident
 from .model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
 from .model.events import NO_CHANGES, PartChanges, PolicyChanges, Reloaded
@@ -102,7 +102,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
         unavailable["relaunch"] = END_REQUESTED
     _forget_rules(ctx, firing)
     _translate_rungs(state, ladder, ctx.policy.ladder)
-    operator_commands.renew_request(ctx, "the policy was reloaded")
+    operator_commands.renew_request(ctx, reasons.Settled.RELOADED)
     if state.incident is not None:
         _keep_runnable(ctx, state.incident)
     ctx.send(

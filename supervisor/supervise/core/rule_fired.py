@@ -17,6 +17,7 @@ from . import (
     job_lifecycle,
     notices,
     opening,
+    reasons,
     rule_news,
     rule_scope,
     runbook_runner,
@@ -38,6 +39,7 @@ from .model.decisions import (
     Suppressor,
 )
 from .model.policy import HOLD, Policy, Rule, entry_level, minimum_level, next_level
+from .notices import Cause
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
@@ -302,8 +304,8 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         _suppress(ctx, rule, f"{rule.id} on rank {answered_ranks}", "answered")
         return
     if opening.predates_rollback(incident, monitor, rule):
-        reason = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
-        _suppress(ctx, rule, reason, "acting")
+        text = f"{rule.id}: in frames from before attempt {incident.recovery.rolled_back_to}"
+        _suppress(ctx, rule, text, "acting")
         incident.deferred.rules.append(rule.id)
         return
     if incident.run is not None:
@@ -314,14 +316,13 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
         return
     cooldown = state.history.cooldown.get(rule.id)
     cooling = cooldown is not None and state.frame_count - cooldown[0] < rule.cooldown_steps
-    reason = opening.describe_request(monitor, rule)
+    reason: Cause = opening.explain_request(monitor, rule)
     cooled_level = cooldown[1] if cooling and cooldown is not None else -1
     tried_level = max(incident.escalation.level, cooled_level)
     again = not aside and (cooling or incident.phase == PROBATION) and level <= tried_level
     if again:
-        reason = f"{rule.id} fired on probation" if not cooling else f"{rule.id} is in its cooldown"
-        reason += f", and {name} was tried"
-        _suppress(ctx, rule, reason, "cooldown" if cooling else "probation", runbook=name)
+        reason = reasons.AlreadyTried(rule=rule.id, runbook=name, is_cooling=cooling)
+        _suppress(ctx, rule, str(reason), "cooldown" if cooling else "probation", runbook=name)
         incident.escalation.level = tried_level
         _, level = next_level(policy.ladder, tried_level)
     if incident.phase == PROBATION:
@@ -441,7 +442,7 @@ def _preempt(ctx: StepContext, monitor: RankMonitor, rule: Rule, name: str, leve
         return
     escalated = level >= 0 and name != rule.runbook
     runbook_runner.start_runbook(
-        ctx, incident, name, level, opening.describe_request(monitor, rule), escalated=escalated
+        ctx, incident, name, level, opening.explain_request(monitor, rule), escalated=escalated
     )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 
 from msgspec import ValidationError, convert
 
+from . import reasons  # noqa: F401, its classes are clauses too
 from .model import formats
 from .model.decisions import MessageText
 from .model.interfaces import FINISHED, WATCHER, Advice, Step, Steps, sentences

@@ -36,7 +36,7 @@ from .model.failure import Failure, sort_by_cause
 from .model.interfaces import ACTION, APPROVAL, CLOSED, FINISHED, OPENED, UPDATED, WATCHER, Advice
 from .model.payload import NOTHING, Drill, Payload, WiringFacts
 from .model.policy import Ledger, Planned, Policy
-from .notices import NO_ADVICE, Notice
+from .notices import NO_ADVICE, Cause, Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
@@ -356,7 +356,7 @@ class JobLife:
     epochs: EpochProgress = field(default_factory=EpochProgress)
     unfit_host: str = ""
     host_doubts: str = ""
-    no_restart_reason: str = ""
+    no_restart_reason: Cause | None = None
     restarted_with: str = ""
     restarts: Restarts = field(default_factory=Restarts)
     pids: set[int] = field(default_factory=set)
@@ -468,7 +468,7 @@ class ApprovalRequest:
     incident: str
     runbook: str
     level: int
-    reason: str
+    reason: Cause
     escalated: bool
     severity: str
     plan: list[PlannedStep]

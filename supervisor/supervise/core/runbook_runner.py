@@ -16,6 +16,7 @@ from . import (
     job_recipes,
     notices,
     opening,
+    reasons,
     withdrawal,
 )
 from .incident import (
@@ -65,16 +66,17 @@ from .model.events import Finished
 from .model.interfaces import Advice, Lead, Steps, sentences
 from .model.payload import NOTHING, Outcome, Payload, WeightsArgs
 from .model.policy import HOLD, Policy, Runbook, first_relaunch, level_of, next_level
+from .notices import Cause
 from .run_state import ApprovalRequest, IncidentHistory, State, StepContext
 
 
 def intend_step(
     ctx: StepContext, incident: Incident, run: RunbookExecution, action: Action, verb: str
-) -> str | None:
+) -> Cause | None:
     """Intend a step, when it can work, is what was approved, and its budget allows it.
 
     Returns:
-        Why not, one sentence; None when it was intended.
+        Why not; None when it was intended.
     """
     requested = run.requested
     try:
@@ -84,16 +86,16 @@ def intend_step(
             )
         )
     except Refused as refusal:
-        reason = f"{verb} refused: {refusal}"
-        ctx.record(RunbookRefused(reason=reason, verb=verb))
-        return reason
+        refused = reasons.StepRefused(verb=verb, refusal=str(refusal))
+        ctx.record(RunbookRefused(reason=refused.text, verb=verb))
+        return refused
     approved = run.terms.approved
     allowed = approved is None or PlannedStep(verb, args) in approved
     if action.touches_job and not allowed:
-        reason = f"{verb} {format_arguments(args)}".rstrip() + " is not what was approved"
-        ctx.record(RunbookRefused(reason=reason, verb=verb))
+        unapproved = reasons.StepUnapproved(order=f"{verb} {format_arguments(args)}".rstrip())
+        ctx.record(RunbookRefused(reason=unapproved.text, verb=verb))
         run.failure.exhausted = True
-        return reason
+        return unapproved
     spent = _spend(ctx, run, action, verb)
     if spent is None:
         _intend(ctx, incident, run, action, verb, f"{run.index}-{verb}", args)
@@ -137,7 +139,9 @@ def intend_undo(
     _intend(ctx, incident, run, action, verb, f"{label}-{verb}", args)
 
 
-def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -> str | None:
+def _spend(
+    ctx: StepContext, run: RunbookExecution, action: Action, verb: str
+) -> reasons.BudgetSpent | None:
     """Count the intent in its budget; return why it may not be, None when it may."""
     state, kind = ctx.state, action.budget_class
     if kind is None:
@@ -145,7 +149,7 @@ def _spend(ctx: StepContext, run: RunbookExecution, action: Action, verb: str) -
     spent = state.ledger.exhausted(ctx.policy.budgets, kind, state.frame_count, state.at_ns)
     if spent is not None and not run.requested.operator:
         name, budget, used = spent
-        reason = f"budget {name} is spent ({used} of {budget.max})"
+        reason = reasons.BudgetSpent(budget=name, used=used, most=budget.max)
         text, cause = f"{verb}: {reason}", str(Suppressor("budget", name))
         ctx.record(
             Suppressed(reason=text, suppressed_by=cause, verb=verb, used=used, max=budget.max)
@@ -209,7 +213,7 @@ def start_runbook(
     incident: Incident,
     name: str,
     level: int,
-    why: str,
+    why: Cause,
     *,
     escalated: bool = False,
     substitute: str = "",
@@ -258,7 +262,7 @@ def start_runbook(
     proceed_runbook(ctx, incident)
 
 
-def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
+def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: Cause) -> None:
     """Nothing stands against a runbook that touches the job: people are told that it runs."""
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     effect = advice.describe_runbook(ctx.state, incident, run.runbook)
@@ -268,11 +272,13 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
         command_text = job_recipes.describe_relaunch(
             ctx.policy.job.relaunch, order.path, order.step
         )
-        name = order.checkpoint
-        text = f"the job is started again from {name} of step {order.step}"
-        idle = f", if nothing moves for {order.if_idle_s:g} s" if order.if_idle_s else ""
-        text += f", or a newer one that is verified meanwhile, with {command_text}{idle}"
-        then = sentences(text)
+        again = reasons.StartsAgain(
+            checkpoint=order.checkpoint,
+            step=order.step,
+            command=command_text,
+            idle_s=order.if_idle_s or None,
+        )
+        then = sentences(again.text)
     if closing.is_rate_hold(ctx.state, incident, run.runbook):
         live = (advice.free_rate(incident),)
     if "stop" in run.runbook.verbs:
@@ -282,7 +288,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
         severity=incident.severity,
         incident=incident.id,
         runbook=run.runbook.name,
-        cause=reason,
+        cause=str(reason),
         advice=Advice(Lead.UNDER_WAY, then, live),
     )
     ctx.send(starts)
@@ -301,23 +307,23 @@ def start_waiting_runbook(ctx: StepContext) -> None:
     if checkpoint_wait.pause_for_checkpoint(ctx, incident):
         proceed_runbook(ctx, incident)
         return
-    if reason := checkpoint_wait.explain_failed_search(ctx.policy, state):
-        closing.hold_incident(ctx, incident, reason)
+    if (failed := checkpoint_wait.explain_failed_search(ctx.policy, state)) is not None:
+        closing.hold_incident(ctx, incident, failed)
         return
     pending = state.approvals.pending
     if pending is None or not pending.granted:
         return
-    approvals.settle_request(ctx, "approved", f"by {pending.granted}", pending.granted)
+    answer = reasons.Answered(operator=pending.granted)
+    approvals.settle_request(ctx, "approved", answer, pending.granted)
     for rule in ctx.policy.rules:
         if rule.id in incident.rules and rule.runbook is not None:
             state.history.cooldown[rule.id] = (state.frame_count, pending.level)
-    reason = f"{pending.reason}; approved by {pending.granted}"
     start_runbook(
         ctx,
         incident,
         pending.runbook,
         pending.level,
-        reason,
+        reasons.ApprovedBy(cause=pending.reason, operator=pending.granted),
         escalated=pending.escalated,
         approved=pending,
     )
@@ -325,7 +331,7 @@ def start_waiting_runbook(ctx: StepContext) -> None:
 
 def operator_request_text(book: Runbook, operator: str) -> str:
     """Return that an operator asked for a runbook."""
-    return f"{book.name} requested by {operator}"
+    return reasons.RequestedBy(runbook=book.name, operator=operator).text
 
 
 def start_requested_runbook(
@@ -355,7 +361,7 @@ def _substitute(state: State, book: Runbook) -> str:
 
 
 def _start_substitute(
-    ctx: StepContext, incident: Incident, book: Runbook, level: int, reason: str, refusal: str
+    ctx: StepContext, incident: Incident, book: Runbook, level: int, reason: Cause, refusal: str
 ) -> None:
     """Try what the runbook names for where it cannot work; what did not help is not tried again."""
     name = _substitute(ctx.state, book)
@@ -396,7 +402,8 @@ def proceed_runbook(ctx: StepContext, incident: Incident) -> None:
         failure = run.failure
         if failure.pause_ended and failure.reason is None:
             ctx.record(PauseEnded(reason=f"{run.runbook.name}: {failure.pause_ended}"))
-            fail_step(ctx, incident, failure.pause_ended, is_sent=False)
+            ended = reasons.Reported(report=failure.pause_ended)
+            fail_step(ctx, incident, ended, is_sent=False)
             return
         if failure.reason is not None:
             if not failure.pending_undos or ctx.state.job.returncode is not None:
@@ -488,7 +495,8 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
             return
         note_rollback_failure(incident.recovery, run.intent.verb, RollbackFailure.FAILED)
         closing.record_rank_failure(ctx, incident, run, outcome, error)
-        fail_step(ctx, incident, f"the {run.intent.verb} failed: {error}", is_sent=not refused)
+        failed = reasons.StepFailed(verb=run.intent.verb, error=error)
+        fail_step(ctx, incident, failed, is_sent=not refused)
         return
     done_text = f"{event.action_id} done {format_arguments(result, observed=True)}".rstrip()
     ctx.record(ActionFinished(reason=done_text, action=ActionRef(event.action_id), result=result))
@@ -504,7 +512,7 @@ def _on_weights_checked(
     """The runbook is withdrawn where batches are to blame, but for its evidence; else it runs."""
     if reason := action_planning.explain_good_weights(ctx.state, incident, run, result):
         action_planning.reduce_to_evidence(ctx, incident, run, reason, result)
-        _untry(ctx, incident, reason)
+        _untry(ctx, incident, reasons.Reported(report=reason))
         return
     new = action_planning.evidence_for_rollback(ctx.state, incident, result)
     incident.deferred.weights_check = None
@@ -513,8 +521,10 @@ def _on_weights_checked(
     if bad_step is not None:  # its weights are no remedy
         incident.breach_step = bad_step
         opening.suspect_checkpoints(ctx.state, incident)
-    reason = f"{incident.trigger.asked_by}: {incident.headline}"
-    _announce(ctx, incident, run, f"{new}; {reason}" if new else reason)
+    trouble = reasons.IncidentTrouble(
+        rule=incident.trigger.asked_by, headline=incident.headline, evidence=new
+    )
+    _announce(ctx, incident, run, trouble)
 
 
 def _record_committed(
@@ -547,7 +557,7 @@ def _record_committed(
 def withdraw_runbook(
     ctx: StepContext,
     incident: Incident,
-    reason: str,
+    reason: Cause,
     action: ActionRef | None = None,
     result: Payload | None = None,
 ) -> None:
@@ -562,7 +572,7 @@ def withdraw_runbook(
 def _untry(
     ctx: StepContext,
     incident: Incident,
-    reason: str,
+    reason: Cause,
     action: ActionRef | None = None,
     result: Payload | None = None,
 ) -> None:
@@ -571,7 +581,7 @@ def _untry(
     name = run.runbook.name
     text = f"{name} withdrawn: {reason}"
     ctx.record(
-        RunbookWithdrawn(reason=text, runbook=name, cause=reason, action=action, result=result)
+        RunbookWithdrawn(reason=text, runbook=name, cause=str(reason), action=action, result=result)
     )
     run.failure.withdrawn_at = state.step
     incident.escalation.level = run.terms.entry_level
@@ -579,7 +589,7 @@ def _untry(
     state.history.cooldown.pop(incident.trigger.asked_by, None)
 
 
-def fail_step(ctx: StepContext, incident: Incident, reason: str, *, is_sent: bool = True) -> None:
+def fail_step(ctx: StepContext, incident: Incident, reason: Cause, *, is_sent: bool = True) -> None:
     """A step failed: take back what can be, newest first; with `is_sent` the step itself too."""
     run, recovery = incident.run, incident.recovery
     assert run is not None
@@ -595,7 +605,7 @@ def fail_step(ctx: StepContext, incident: Incident, reason: str, *, is_sent: boo
         assert run.intent.action is not None
         remove_undo(recovery, run.intent.action)
         remaining_undos = failure.pending_undos[1:]
-        if not failure.reason:
+        if failure.reason is None:
             remaining_undos = runbook_undos(recovery, run, None)
         failure.reason, failure.pending_undos, failure.exhausted = (
             failure.reason or reason,
@@ -603,7 +613,7 @@ def fail_step(ctx: StepContext, incident: Incident, reason: str, *, is_sent: boo
             True,
         )
         incident.severity = "SEV0"
-        ctx.send(notices.UndoFailed(severity="SEV0", incident=incident.id, error=reason))
+        ctx.send(notices.UndoFailed(severity="SEV0", incident=incident.id, error=str(reason)))
     proceed_runbook(ctx, incident)
 
 
@@ -627,7 +637,8 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
     elif failure.ineffective:
         escalate_incident(ctx, incident, reason, fallback)
     elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
-        _start_substitute(ctx, incident, run.runbook, incident.escalation.level, reason, reason)
+        level = incident.escalation.level
+        _start_substitute(ctx, incident, run.runbook, level, reason, str(reason))
     elif HOLD in run.runbook.verbs:
         closing.hold_after_runbook(ctx, incident, run)
     elif fallback == HOLD:
@@ -636,7 +647,9 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         start_runbook(ctx, incident, fallback, level_of(ctx.policy.ladder, fallback, -1), reason)
 
 
-def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, reason: str) -> None:
+def _stop_acting(
+    ctx: StepContext, incident: Incident, run: RunbookExecution, reason: Cause
+) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
     ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
@@ -647,7 +660,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
             severity="INFO" if then.lead == Lead.NOTHING else incident.severity,
             incident=incident.id,
             runbook=run.runbook.name,
-            cause=reason,
+            cause=str(reason),
             step=run.failure.withdrawn_at if ctx.state.step >= 0 else None,
             headline=incident.headline,
             advice=then,
@@ -657,7 +670,7 @@ def _stop_acting(ctx: StepContext, incident: Incident, run: RunbookExecution, re
 
 
 def escalate_incident(
-    ctx: StepContext, incident: Incident, reason: str, fallback: str = HOLD
+    ctx: StepContext, incident: Incident, reason: Cause, fallback: str = HOLD
 ) -> None:
     """What was tried did not help: it is taken back, and then comes the next level.
 
@@ -690,16 +703,16 @@ def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     """The runbook is through without a verify step: it only told, took evidence, or stopped."""
     incident.run = None
     if run.failure.withdrawn_at is not None:
-        _stop_acting(ctx, incident, run, run.terms.reduced_reason)
+        _stop_acting(ctx, incident, run, reasons.Reported(report=run.terms.reduced_reason))
     elif run.requested.operator:
         _on_request_done(ctx, incident, run)
     elif any(run.runbook.steps[i].touches_job for i in run.committed) and not run.terms.waits:
-        _on_probation(ctx, incident, f"{run.runbook.name} is done")
+        _on_probation(ctx, incident, reasons.RunbookDone(runbook=run.runbook.name))
     else:
         if incident.phase != HELD:
             incident.reopen()
             if ctx.state.machine == state_machine.ACTING:  # it preempted one that was verified
-                ctx.move("given_up", f"{run.runbook.name} is done, which changes nothing")
+                ctx.move("given_up", reasons.ChangesNothing(runbook=run.runbook.name).text)
         start_waiting_runbook(ctx)
 
 
@@ -709,20 +722,24 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     if failed is not None:
         ctx.send(
             notices.CommandFailed(
-                severity="SEV2", incident=incident.id, operator=requested.operator, error=failed
+                severity="SEV2",
+                incident=incident.id,
+                operator=requested.operator,
+                error=str(failed),
             )
         )
     if requested.is_held:
         incident.phase = HELD
     elif failed is None:
-        _on_probation(ctx, incident, f"{run.runbook.name} is done for {requested.operator}")
+        done = reasons.RunbookDone(runbook=run.runbook.name, operator=requested.operator)
+        _on_probation(ctx, incident, done)
     else:
         incident.reopen()
-        ctx.move("given_up", failed)
+        ctx.move("given_up", str(failed))
     start_waiting_runbook(ctx)
 
 
-def _on_probation(ctx: StepContext, incident: Incident, reason: str) -> None:
+def _on_probation(ctx: StepContext, incident: Incident, reason: Cause) -> None:
     if ctx.state.approvals.pending is not None or incident.deferred.retry is not None:
         incident.reopen()
         ctx.move("ask", f"{reason}; a request of {incident.id} waits")
@@ -730,14 +747,14 @@ def _on_probation(ctx: StepContext, incident: Incident, reason: str) -> None:
         return
     incident.phase = PROBATION
     incident.ending.probation_until = ctx.state.frame_count + ctx.policy.probation_steps
-    ctx.move("verified", reason)
+    ctx.move("verified", str(reason))
 
 
-def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
+def on_verified(ctx: StepContext, incident: Incident, reason: Cause) -> None:
     """The runbook did what it was for: on to probation."""
     record_success(ctx.state.history, incident)
     incident.run = None
-    ctx.record(VerificationPassed(reason=reason, severity=incident.severity))
+    ctx.record(VerificationPassed(reason=str(reason), severity=incident.severity))
     _on_probation(ctx, incident, reason)
     if incident.phase == PROBATION:
         wrong = advice.wrong_after_restart(ctx.state, incident)
@@ -746,7 +763,7 @@ def on_verified(ctx: StepContext, incident: Incident, reason: str) -> None:
             severity=incident.severity,
             incident=incident.id,
             steps=ctx.policy.probation_steps,
-            proof=checkpoint_wait.add_restored_step(reason, incident),
+            proof=str(checkpoint_wait.add_restored_step(reason, incident)),
             advice=advice.after_relapse(ctx.policy, ctx.state, incident),
         )
         ctx.send(recovered)

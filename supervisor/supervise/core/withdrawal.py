@@ -92,11 +92,11 @@ def set_trigger(trigger: Trigger, rule: Rule, *, still: bool) -> None:
     trigger.asked_by, trigger.still = rule.id, still
 
 
-def explain_lost_reason(policy: Policy, state: State, action: Action) -> str:
-    """Say why a destructive step of the runbook is not to be performed any more, "" when it is."""
+def explain_lost_reason(policy: Policy, state: State, action: Action) -> LostReason | None:
+    """Return why a destructive step of the runbook is not to be performed any more, None: it is."""
     incident, run = state.incident, state.run()
     if incident is None or run is None or state.job.returncode is not None:
-        return ""
+        return None
     reason, failure = run.terms.reason, run.failure
     if (
         reason is None
@@ -104,13 +104,14 @@ def explain_lost_reason(policy: Policy, state: State, action: Action) -> str:
         or failure.pending_undos
         or failure.reason is not None
     ):
-        return ""
+        return None
     if reason.frames is not None:
         silent = _still_silent(policy, state.monitors, reason.rules[0], reason.frames)
-        return "" if silent else LostReason.STEPS_AGAIN
+        return None if silent else LostReason.STEPS_AGAIN
     if not action.ends_job or run.terms.approved is not None or not reason.rules:
-        return ""
-    return "" if trouble_lasts(policy, state, incident, reason.rules) else LostReason.CLEARED
+        return None
+    lasts = trouble_lasts(policy, state, incident, reason.rules)
+    return None if lasts else LostReason.CLEARED
 
 
 def trouble_lasts(
@@ -144,7 +145,9 @@ def explain_withdrawal(policy: Policy, state: State) -> str:
     if is_pause_gone(state):
         return LostReason.UNPAUSED
     action = run.intent.action
-    return explain_lost_reason(policy, state, action) if action and action.destructive else ""
+    if action is None or not action.destructive:
+        return ""
+    return explain_lost_reason(policy, state, action) or ""
 
 
 def answers_stall(state: State) -> bool:
