@@ -203,7 +203,7 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
         loss = continuity.loss.now if continuity.loss is not None else None
         if broken and limit is not None and loss is not None and loss > limit:
             anew = True
-            text += f"; it did not load all of its checkpoint, whose loss is below {limit:.4g}"
+            text = reasons.CheckpointUnloaded(report=text, bound=limit).text
     if anew and ctx.state.job.launched:
         ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
     holds = not (refused or anew or broken)

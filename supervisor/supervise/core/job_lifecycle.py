@@ -74,7 +74,8 @@ def on_training_ended(ctx: StepContext, event: Notice) -> None:
     if end.done is None or end.total is None:
         return
     is_early = end.done < end.total and not end.stopped
-    ctx.state.job.shortfall = f"{end.done} of {end.total} steps" if is_early else ""
+    made = reasons.StepsMade(count=end.done, total=end.total)
+    ctx.state.job.shortfall = made.text if is_early else ""
 
 
 def notify_early_end(ctx: StepContext, incident: Incident | None) -> bool:
@@ -86,7 +87,7 @@ def notify_early_end(ctx: StepContext, incident: Incident | None) -> bool:
     shortfall, planned = job.shortfall, ctx.policy.job.steps
     steps_made = state.step + 1
     if shortfall is None and planned and steps_made < planned:
-        shortfall = f"{steps_made} of {planned} steps"
+        shortfall = reasons.StepsMade(count=steps_made, total=planned).text
     if not shortfall or job.signalled or job.end_requested:
         return False
     early = run_notices.JobEndedEarly(severity="SEV1", shortfall=shortfall)

@@ -206,7 +206,7 @@ def open_or_join(
     growth = diagnosis.explain_by_rate(ctx.policy, monitor, rule)
     text = notices.RuleNumbers(
         numbers=_text(rule, alarm, _levels(monitor, breach)) if slow is None else slow.text,
-        growth=rule_news.GROWN if grown and slow is None else "",
+        growth=rule_news.GROWN.text if grown and slow is None else "",
         rate_growth="" if growth is None else growth.text,
         mechanisms="" if mechanisms is None else mechanisms.text,
     ).text

@@ -511,3 +511,36 @@ class StepsWithoutFrame(Clause, frozen=True, kw_only=True):
         if self.first_step == self.last_step:
             return f"step {self.first_step} has"
         return f"steps {self.first_step} to {self.last_step} have"
+
+
+class StepsMade(Clause, frozen=True, kw_only=True):
+    TEXT = "{count} of {total} steps"
+    count: int
+    total: int
+
+
+class CheckpointUnloaded(Clause, frozen=True, kw_only=True):
+    """`bound`: what the first loss is under where the weights are those of the checkpoint."""
+
+    TEXT = "{report}; it did not load all of its checkpoint, whose loss is below {bound:.4g}"
+    report: str
+    bound: float
+
+
+# ── what the numbers of a rule are explained by ───────────────────────────────────────────────────
+
+
+class Growth(Clause, frozen=True, kw_only=True):
+    """A notice came again and again, and each time it was worse."""
+
+    TEXT = "{times} times within {steps} steps, each time further off than before"
+    times: int
+    steps: int
+
+
+class LossUnmoved(Clause, frozen=True, kw_only=True):
+    """`first`, `newer`: medians of the losses at the start, and of the newest."""
+
+    TEXT = "the loss has not moved from its start ({first:.3g}, now {newer:.3g})"
+    first: float
+    newer: float

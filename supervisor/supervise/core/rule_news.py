@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from . import advice, diagnosis, notices, rule_scope, run_notices
+from . import advice, diagnosis, notices, reasons, rule_scope, run_notices
 from .frames import LOSS
 from .incident import HELD, OPEN, Incident
 from .model.decisions import BREACH, RuleFlaps, RuleGrew, RuleSettled
@@ -219,7 +219,7 @@ KEEP = 100
 # twice as far as the first. 6 that do not grow come in this order once in 720; 5 did in a healthy
 # log. Project defaults.
 RISES, WITHIN, FACTOR = 6, 2000, 2.0
-GROWN = f"{RISES} times within {WITHIN} steps, each time further off than before"
+GROWN = reasons.Growth(times=RISES, steps=WITHIN)
 
 
 def on_rule_changed(
@@ -431,4 +431,4 @@ def course(monitor: RankMonitor) -> str:
     spread = max(first) - min(first)
     if abs(median(last) - median(first)) > spread:
         return ""
-    return f"the loss has not moved from its start ({median(first):.3g}, now {median(last):.3g})"
+    return reasons.LossUnmoved(first=median(first), newer=median(last)).text
