@@ -6,9 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from supervise.core.model import (
+    ContextEvent,
     ElseHappened,
     EvalShifted,
     Failure,
+    IncidentOpened,
     NormChange,
     NormsStayed,
     Payload,
@@ -21,13 +23,17 @@ from supervise.core.model import (
 from supervise.report import (
     Action,
     Approval,
+    Candidate,
     Check,
     Condition,
     Estimate,
     Move,
     Status,
+    UnchangedArea,
     action_texts,
     change_text,
+    data_change,
+    describe_cause,
     describe_condition,
     describe_cost,
     describe_probation,
@@ -36,6 +42,7 @@ from supervise.report import (
     describe_response,
     estimate_unaided_cost,
     next_step,
+    title_trigger,
 )
 
 
@@ -590,3 +597,133 @@ def test_the_numbers_of_a_proof_stand_beside_its_text():
 )
 def test_a_probation_is_told_by_its_newest_check(verification, text):
     assert describe_probation(verification) == text
+
+
+# ── the cause ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def moved(metric: str, step: int, *, within: int = 0) -> Move:
+    at = {"peak_step": step, "first_step": step}
+    at |= {"earliest_step": step - within, "latest_step": step + within}
+    return Move(metric=metric, level=1.0, peak=9.0, ratio=9.0, **at)
+
+
+def candidate(kind: str, text: str) -> Candidate:
+    return Candidate(kind=kind, text=text, step=9, move=None)
+
+
+def nearby(*events: ContextEvent, kind: SpikeClass = SpikeClass.RECOVERABLE) -> Verdict:
+    plain = verdict()
+    happened = ElseHappened(answer="yes", text="", events=events)
+    return replace(plain, kind=kind, questions=replace(plain.questions, else_happened=happened))
+
+
+TOGETHER = [moved("grad_global_norm", 9, within=2), moved("train_loss_raw", 10, within=2)]
+IN_ORDER = [moved("grad_global_norm", 9), moved("train_loss_raw", 12), moved("update_norm", 12)]
+STAYED = [UnchangedArea("attention", ()), UnchangedArea("data", ()), UnchangedArea("ranks", ())]
+GAP = ContextEvent(8, "logging", "4 frames were lost")
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "text"),
+    [
+        ({}, "unknown", "unknown: nothing on record explains it"),
+        ({"rule": None}, "unknown", "unknown: no process of the job recorded how it ended"),
+        (
+            {"unchanged": STAYED},
+            "unknown",
+            "unknown: nothing on record explains it; attention, data and ranks stayed as before",
+        ),
+        (
+            {"unchanged": STAYED[:1]},
+            "unknown",
+            "unknown: nothing on record explains it; attention stayed as before",
+        ),
+        (
+            {"diagnosis": nearby(GAP, ContextEvent(9, "drill", "a drill"))},
+            "unknown",
+            "unknown: nothing on record explains it; near it: 4 frames were lost (step 8)",
+        ),
+        (
+            {"moves": TOGETHER},
+            "order",
+            "unknown: gradient norm and loss moved together, in step 9",
+        ),
+        (
+            {"moves": IN_ORDER},
+            "order",
+            "unknown: gradient norm moved first (9), then loss and update norm (12)",
+        ),
+        (
+            {"moves": IN_ORDER, "candidates": [candidate("attention", "logits grew")]},
+            "order",
+            "unknown: gradient norm moved first (9), then loss and update norm (12); near it: "
+            "logits grew",
+        ),
+        (
+            {"candidates": [candidate("attention", "logits grew")], "unchanged": STAYED[:2]},
+            "unknown",
+            "unknown: nothing on record explains it; near it: logits grew; data stayed as before",
+        ),
+        (
+            {"moves": IN_ORDER, "candidates": [candidate("rate", "learning rate ×30")]},
+            "order",
+            "learning rate ×30; gradient norm moved first (9), then loss and update norm (12)",
+        ),
+        ({"candidates": [candidate("rate", "learning rate ×30")]}, "order", "learning rate ×30"),
+        (
+            {"moves": IN_ORDER, "candidates": [candidate("data", "another batch")]},
+            "diagnosis",
+            "another batch; gradient norm moved (9), then loss and update norm (12)",
+        ),
+        (
+            {"moves": IN_ORDER, "candidates": [candidate("drill", "drill moments")]},
+            "drill",
+            "drill moments; gradient norm moved first (9), then loss and update norm (12)",
+        ),
+        (
+            {"moves": IN_ORDER, "candidates": [candidate("error", "OSError: x")]},
+            "error",
+            "OSError: x",
+        ),
+        (
+            {"candidates": [candidate("wiring", "no gradient"), candidate("wiring", "eval mode")]},
+            "diagnosis",
+            "perhaps the job's wiring: no gradient; eval mode",
+        ),
+    ],
+)
+def test_a_cause_is_told_by_its_likeliest_candidate_and_the_order_of_moves(facts, kind, text):
+    plain = {"moves": [], "candidates": [], "unchanged": [], "diagnosis": None, "rule": "a.b"}
+    facts = plain | facts
+    opened = IncidentOpened(
+        reason="", rule=facts.pop("rule"), headline="loss 9", runbook="", breach_step=9, band=None
+    )
+    cause = describe_cause(opened, **facts)
+
+    assert (cause.kind, cause.text) == (kind, text)
+    assert cause.is_known == (not text.startswith("unknown"))
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "kinds", "text"),
+    [
+        (None, [], ""),
+        (nearby(kind=SpikeClass.DATA), [], ""),
+        (nearby(kind=SpikeClass.DATA), ["error", "data"], ""),
+        (nearby(kind=SpikeClass.DATA), ["data"], "an unusual batch"),
+        (nearby(kind=SpikeClass.SCHEDULE), ["rate"], "a learning-rate jump"),
+        (nearby(kind=SpikeClass.CUT), ["data"], "a change of the batch size"),
+        (nearby(), ["drill", "rate"], "a learning-rate jump"),
+        (None, ["data"], ""),
+    ],
+)
+def test_a_title_names_what_an_incident_came_after(diagnosis, kinds, text):
+    assert title_trigger(diagnosis, [candidate(kind, "x") for kind in kinds]) == text
+
+
+def test_how_the_data_changed_is_the_first_event_of_the_data():
+    changed, again = ContextEvent(9, "data", "another mix"), ContextEvent(10, "data", "x")
+
+    assert data_change(nearby(GAP, changed, again)) == "another mix"
+    assert data_change(nearby(GAP)) == data_change(None) == ""

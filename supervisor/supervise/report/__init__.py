@@ -11,13 +11,14 @@ __getattr__ = lazy_exports(
         "incident_facts": "Tapes, sparkline, status_of",
         "incident_files": "IncidentFiles, add_report_to_message, describe_run, read_tapes",
         "incident_report": (
-            "Action, Approval, Check, Condition, Estimate, IncidentReport, Move, RunOrigin, "
-            "Status, incident_schema"
+            "Action, Approval, Candidate, Check, Condition, Estimate, IncidentReport, Move, "
+            "RunOrigin, Status, UnchangedArea, incident_schema"
         ),
         "incident_sentences": (
-            "action_texts, change_text, describe_condition, describe_cost, describe_observation, "
+            "action_texts, change_text, data_change, describe_cause, describe_condition, "
+            "describe_cost, describe_observation, "
             "describe_probation, describe_proof, describe_response, estimate_unaided_cost, "
-            "next_step"
+            "next_step, title_trigger"
         ),
         "incident_views": ("render_card, render_files, render_full, render_markdown, outcome_text"),
         "openmetrics": "RunMetrics",
