@@ -171,8 +171,8 @@ def test_the_verdict_names_the_gravest_thing(parts, age_s, text):
 
 
 RAISED = {"ended_by": {"text": "OSError at a.py:1"}}
-FAILED = "ended with exit code 3: OSError at a.py:1"
-KILLED = "ended with exit code 137, loss is NaN"
+FAILED = "ended with code 3: OSError at a.py:1"
+KILLED = "ended with code 137, loss is NaN"
 DAMAGED = "newest checkpoint ckpt-2 is damaged"
 UNSETTLED = "inc-1 SEV0 unresolved at the end, ask-1 unanswered"
 NOT_FINITE = {"training": {"loss": math.nan}}
@@ -205,7 +205,7 @@ def outcome_of(severity="SEV0", slow_step=None, **closed):
         ("unsettled", 0, {}, "found", "job_ended", f"finished, {UNSETTLED}; {PERSON} {INCIDENT_1}"),
         ("failed", 3, RAISED, "found", "job_ended", f"{FAILED}; {PERSON} {INCIDENT_1}"),
         ("killed", 137, NOT_FINITE, "found", "recovered", f"{KILLED}; {PERSON} {INCIDENT_1}"),
-        ("stopped", 130, {}, "found", "job_ended", "ended with exit code 130"),
+        ("stopped", 130, {}, "found", "job_ended", "ended with code 130"),
     ],
 )
 def test_the_verdict_of_an_ended_run_is_the_gravest_thing(kind, code, status, newest, closed, text):
@@ -407,7 +407,7 @@ def test_savepoints_that_come_late_for_their_cost_are_told(steps, apart):
         ("", "commit", "stopped by an operator: the job ended with signal 2 (SIGINT), "),
         ("stop-sev0", "commit", "stopped by runbook stop-sev0: the job ended with signal 2"),
         ("", None, "stopped by an operator: supervise returned 78"),
-        ("", "abort", "ended with exit code 130: KeyboardInterrupt; supervise returned 78"),
+        ("", "abort", "ended with signal 2 (SIGINT): KeyboardInterrupt; supervise returned 78"),
     ],
 )
 def test_an_ordered_end_says_who_ordered_it_how_the_job_ended_and_what_came_back(
