@@ -1,6 +1,6 @@
 """Is each statement on a card true? More than sixty runs with known faults; writes `cards.md`.
 
-    python benchmarks/cards.py [--keep FOLDER] [--only TEXT] [--cases FOLDER]
+    python benchmarks/cards.py [--keep FOLDER] [--only TEXT]
     python benchmarks/cards.py --judge-only --keep FOLDER      the texts of today, without training
 
 A run is a program and a fault: of `cards_job.py`, which makes it itself and says nothing, or of the
