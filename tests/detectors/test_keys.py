@@ -17,6 +17,7 @@ GOOD = {
     "Averaged": {"metric": "a", "amount": "b"},
     "Comparable": {"metric": "a", "amount": "b"},
     "Stationary": {"metric": "a", "amount": "b"},
+    "Negligible": {"metric": "a", "beside": "b"},
     "Cusum": {"metric": "a"},
     "Equal": {"metric": "a", "to": 1.0},
     "Harm": {"metric": "a"},

@@ -96,6 +96,63 @@ def test_a_planned_change_is_no_harm_in_the_first_steps_either(supervise, script
     assert bool(run.kinds("incident", "opened")) != planned
 
 
+SINE = """
+model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+x = torch.linspace(-3.14, 3.14, 200)[:, None]
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for i in range(2200):
+    loss = F.mse_loss(model(x), torch.sin(2 * x))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+AUTOENCODER = """
+encoder = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+decoder = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 32))
+x = torch.sigmoid(torch.randn(2000, 4) @ torch.randn(4, 32))
+optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
+for i in range(500):
+    batch = x[torch.randint(0, 2000, (64,))]
+    mean, log = encoder(batch).chunk(2, -1)
+    made = decoder(mean + torch.randn_like(mean) * (0.5 * log).exp())
+    loss = 10 * F.mse_loss(made, batch, reduction="sum") / 64
+    loss = loss - 0.5 * (1 + log - mean * mean - log.exp()).sum() / 64
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+EQUATION = """
+model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+x = torch.linspace(0, 1, 128)[:, None].requires_grad_()
+ends = torch.tensor([[0.0], [1.0]])
+optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+
+
+def closure():
+    optimizer.zero_grad()
+    y = model(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+    residual = bend + 9.8696 * torch.sin(3.14159265 * x)
+    loss = (residual**2).mean() + 10 * (model(ends) ** 2).mean()
+    loss.backward()
+    return loss
+
+
+for i in range(300):
+    optimizer.step(closure)
+"""
+
+
+@pytest.mark.parametrize("program", [SINE, AUTOENCODER, EQUATION])
+def test_a_healthy_run_that_converges_is_left_in_peace(supervise, script, program):
+    run = supervise.run("--policy", "nano", job=script(program))
+
+    assert run.returncode == 0 and run.intents == []
+    messages = [r for r in run.kinds("notify_intent") if r["severity"] != "INFO"]
+    assert len(messages) <= 1, [r["reason"] for r in messages]
+
+
 LEFT_OUT = """
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)

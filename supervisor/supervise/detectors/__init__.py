@@ -26,7 +26,7 @@ __getattr__ = lazy_exports(
         "band": "Band",
         "collapse": "Collapse",
         "cusum": "Cusum",
-        "descent": "Averaged, Comparable, Descent, Stationary",
+        "descent": "Averaged, Comparable, Descent, Negligible, Stationary",
         "equal": "Equal",
         "harm": "Harm",
         "join_sequence": "Join, Sequence",
