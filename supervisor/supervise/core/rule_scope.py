@@ -81,7 +81,7 @@ def rule_metrics(policy: Policy, rule: Rule) -> set[str]:
     Amounts only say whether a loss can be compared.
     """
     behind = [policy.detectors[name] for name in policy.detectors_of(rule)]
-    return {m for d in behind for m in (d.metrics[:1] if d.measures_descent else d.metrics)}
+    return {metric for detector in behind for metric in detector.subjects}
 
 
 def rule_family(policy: Policy, rule: Rule) -> str:

@@ -49,6 +49,10 @@ class AmountDetector(Detector):
         return (self.metric, self.amount)
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        return (self.metric,)
+
+    @property
     def needs_all(self) -> bool:
         return False
 

@@ -473,6 +473,10 @@ class Negligible(Detector):
         return (self.metric, self.beside)
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def needs_all(self) -> bool:
         return False
 

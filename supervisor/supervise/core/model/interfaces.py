@@ -133,6 +133,11 @@ class Detector(Shared, ABC):
         """Ids of the metrics it reads, in the order in which `feed` gets them."""
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        """Ids of the metrics that a rule with it is about; of what only qualifies it, none."""
+        return self.metrics
+
+    @property
     def detectors(self) -> tuple[str, ...]:
         """Names of the detectors whose raw codes it reads, in order."""
         return ()
