@@ -47,6 +47,13 @@ def t3(seed: int) -> np.ndarray:
     return rng(seed).standard_t(3, ROWS) / np.sqrt(3)
 
 
+def wandering(seed: int) -> Columns:
+    """Return every fourth update of a model that has nothing to learn; correlations 0.7 and on."""
+    noise = rng(seed).standard_normal((3, ROWS))
+    logs = 0.06 * autoregression(noise[0], 0.6) + 0.06 * autoregression(noise[1], 0.99)
+    return {"train_loss_raw": 2.8 + 0.05 * noise[2], "update_norm": 0.02 * np.exp(logs)}
+
+
 HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
     "a loss of an autoregression": (
         "harm.established",
@@ -68,6 +75,7 @@ HEALTHY: dict[str, tuple[str, Callable[[], Columns]]] = {
         "loss_spike.minor",
         lambda: {"train_loss_raw": np.array([2.4, 4.1, *np.linspace(2.4, 2.2, 28)])},
     ),
+    "updates with a long memory": ("update_scale.creeping", lambda: wandering(10)),
     "losses of two ranks": ("ranks.outlier_rank", lambda: apart([*rng(4).normal(size=(2, ROWS))])),
     "such losses with heavy tails": ("ranks.outlier_rank", lambda: apart([t3(5), t3(6)])),
 }
