@@ -1,10 +1,13 @@
 """What the probe may cost: how often a costly value of a short step is taken; what is too dear is
 switched off, unless somebody asked for it or a profiler makes it so."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from supervise_probe.runtime.guard import WINDOW, Guard
 from supervise_probe.sampling.sample_sets import RARE, SAMPLES, Budget, Pace, SampleSets, Unrest
+from supervise_probe.sampling.schedule import LOOK_NS, SamplingSchedule
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,42 @@ def test_a_set_is_stretched_only_where_all_of_them_cost_more_than_they_may(
     gradients.cost_ns, gradients.samples = gradients_us * 1000, 2
     sets.by_name["weights"].samples, sets.by_name["weights"].off = 5, "off: too dear"
     assert sets.affordable(attention, step_ns=10_000_000) == affordable
+
+
+def sampled(cost_ms, tight_from, steps=2000, step_ms=13):
+    """Return the steps of such samples; an incident is open from `tight_from` on."""
+    guard = Guard(lambda part, reason: None)
+    guard.fixed_ns = 100_000
+    off = {"activations": 0, "routing": 0, "weights": 0, "gradients": 0}
+    sets = SampleSets(guard, off, lambda: None)
+    writer = SimpleNamespace(tight_until_ns=lambda: 1 << 62 if step >= tight_from else 0)
+    context = SimpleNamespace(
+        guard=guard, reporter=SimpleNamespace(writer=writer, status_changed=lambda: None)
+    )
+    others = SimpleNamespace(arriving=False, next=1 << 62)
+    schedule = SamplingSchedule(
+        context, sets, lambda due: None, lambda name: (), others, others, others
+    )
+    taken = []
+    for step in range(steps):
+        schedule.begin(step, LOOK_NS + round(step * step_ms * 1e6))
+        if sets.due:
+            taken.append(step)
+            sets.spent("attention", round(cost_ms * 1e6))
+    return taken
+
+
+def test_an_incident_from_the_first_step_costs_no_more_than_the_share():
+    taken = sampled(cost_ms=50, tight_from=0)
+    assert len(taken) >= 3 and 50 * len(taken) <= 0.01 * 2000 * 13
+
+
+def test_thinned_samples_come_as_often_as_the_whole_share_pays_for_in_an_incident():
+    """A tenth of it is theirs otherwise."""
+    before = [step for step in sampled(cost_ms=8, tight_from=4000, steps=4000) if step >= 2000]
+    within = [step for step in sampled(cost_ms=8, tight_from=2000, steps=4000) if step >= 2000]
+    assert len(within) >= 4 * len(before) > 0
+    assert 8 * len(within) <= 0.01 * 4000 * 13
 
 
 CALM = {

@@ -72,6 +72,7 @@ class SampleSets:
         wanted: the input of the next forward is wanted as the probe batch.
         budget: what they may cost. paces: the adaptive intervals of collectors, by their names.
         dense_until: the first step in which these may be sparse again.
+        total_ns: what all samples cost so far.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class SampleSets:
         self.due = NONE
         self.waiting = self.wanted = False
         self.paces: dict[str, Pace] = {}
-        self.dense_until = 0
+        self.dense_until = self.total_ns = 0
 
     def run(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args)` for the set `name`; guarded, and its cost is the set's."""
@@ -111,8 +112,7 @@ class SampleSets:
         Args:
             step_ns: duration of a step.
         """
-        paying = [each for each in self.by_name.values() if each.samples > 1 and not each.off]
-        costs = [each.cost_ns / each.every for each in paying]
+        costs = [each.cost_ns / each.every for each in self._paying()]
         allowed = self.budget.allowed_ns(SETS / len(costs), FLOOR_NS, step_ns)
         whole, spent = len(costs) * allowed, sum(costs)
         cost = interval.cost_ns / interval.every
@@ -120,6 +120,24 @@ class SampleSets:
             return 2 * interval.every
         fits = 4 * cost < allowed or spent + cost < SLACK * whole
         return interval.every // 2 if interval.every > interval.asked and fits else interval.every
+
+    def dense(self, interval: Interval, step_ns: int) -> int:
+        """Return the steps between two samples of a set where all may cost the whole share.
+
+        It is a doubling of what was asked, so that ranks sample the same steps.
+        """
+        every, cost = interval.asked, interval.cost_ns * len(self._paying())
+        while every < interval.every and cost > self.allowed_ns(every, every * step_ns):
+            every *= 2
+        return every
+
+    def allowed_ns(self, steps: int, elapsed_ns: int) -> float:
+        """Return what the samples of so many steps may cost where nothing else comes first."""
+        return max(self.budget.share * elapsed_ns, len(self._paying()) * FLOOR_NS * steps)
+
+    def _paying(self) -> list[Interval]:
+        """Return the sets whose cost is known."""
+        return [each for each in self.by_name.values() if each.samples > 1 and not each.off]
 
     def pace(
         self,

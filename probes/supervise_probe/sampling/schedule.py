@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 FIRST_STEP = 2
 DENSER = 2  # times, while the supervisor asks for it; at 5 the example paid 3 % of a step
-# Times, of what was thinned for its cost: back to its own interval, as what acts on it needs that.
-# The example took attention every 640 steps, not 20, and held a fault of it 320 steps too late.
-DENSER_THINNED = 8
 EARLY = 0.9  # of the probe's share, for each set in the first steps, once in a process
 LONGEST_NS = 1_000_000_000  # one sample
 LONGEST_STEPS = 20  # one sample, in steps, but for SHORT_NS
@@ -63,6 +60,8 @@ class SamplingSchedule:
         self._sampler, self._snapshots, self._pairs = sampler, snapshots, pairs
         self.tight = False
         self._step = self._next = 0
+        self._begun = 0, 0  # step and time
+        self._now_ns = self._step_ns = 0
         self._early_until: Optional[int] = None  # a step
         self._look_ns = 0
         self._mark: Optional[tuple[int, int]] = None  # step and time of the newest sample
@@ -71,8 +70,10 @@ class SamplingSchedule:
     def begin(self, step: int, now_ns: int) -> None:
         """The step before `step` ended at `now_ns`: judge its samples, and plan."""
         sets = self._sets
+        self._now_ns = now_ns
         if self._early_until is None:
             self._early_until = step + EARLY_STEPS
+            self._begun = step, now_ns
         if sets.due:
             self._judge(step, now_ns)
             sets.due, sets.waiting = NONE, sets.wanted
@@ -169,7 +170,7 @@ class SamplingSchedule:
     def _every(self, interval: Interval) -> int:
         every = interval.every
         if self.tight and every > interval.asked:
-            every = max(interval.asked, every // DENSER_THINNED)
+            every = self._sets.dense(interval, self._step_ns)
         elif self.tight and every:
             every = max(1, every // DENSER)
         if interval.early and self._step + 1 < (self._early_until or 0):
@@ -184,7 +185,7 @@ class SamplingSchedule:
             part = parts.get(name)
             if not every or interval.off or (part is not None and not part.on):
                 continue
-            if step >= FIRST_STEP and step % every == 0:
+            if step >= FIRST_STEP and step % every == 0 and self._affords(interval, step, due):
                 due.add(name)
             following.append(max(FIRST_STEP, (step // every + 1) * every))
         self._next = min(following, default=1 << 62)
@@ -198,6 +199,14 @@ class SamplingSchedule:
         if self._snapshots.arriving:
             self._next = min(self._next, step + 1)
             self._snapshots.look()
+
+    def _affords(self, interval: Interval, step: int, due: set[str]) -> bool:
+        """Return whether the share pays for this sample, too; only an incident asks for more."""
+        if not self.tight or interval.raised:
+            return True
+        steps, elapsed_ns = step - self._begun[0], self._now_ns - self._begun[1]
+        planned = interval.cost_ns + sum(self._sets.by_name[name].cost_ns for name in due)
+        return self._sets.total_ns + planned <= self._sets.allowed_ns(steps, elapsed_ns)
 
     def _look(self, now_ns: int) -> None:
         self._look_ns = now_ns + LOOK_NS
@@ -218,6 +227,7 @@ class SamplingSchedule:
             if not interval.spent_ns:
                 continue
             interval.cost_ns, interval.spent_ns = interval.spent_ns, 0
+            self._sets.total_ns += interval.cost_ns
             interval.samples += 1
             is_later = mark is not None and step > mark[0]
             step_ns = (now_ns - mark[1]) // (step - mark[0]) if is_later and mark else None
@@ -234,6 +244,7 @@ class SamplingSchedule:
         if cost > max(LONGEST_STEPS * step_ns, SHORT_NS):
             self._switch_off(name, interval, f"one sample took {ms}, {cost / step_ns:.0f} steps")
             return
+        self._step_ns = step_ns
         early = EARLY * self._sets.budget.share * step_ns * interval.early
         early += 2 * FLOOR_NS * interval.every
         if interval.early and cost > early:

@@ -104,22 +104,6 @@ def test_a_set_over_its_share_is_taken_less_often(probed):
     assert not any(notice.kind == "sampling" for notice in job.notices)
 
 
-def test_thinned_samples_come_back_to_their_interval_during_an_incident(probed):
-    script = TRAIN + SLOW_SOFTMAX.format(change=NO_FLOOR).replace(
-        "steps(70)", "steps(66)\nbarrier('tight')\nsteps(34)\nbarrier('over')"
-    )
-    job = probed.start(script, sampling={"attention": 4, "activations": 0, "share": 0.001})
-    job.reached("tight")
-    assert sampled(job) == [4, 8, 16, 32, 64]
-    job.segment().sample_densely(time.monotonic_ns() + 60_000_000_000)
-    time.sleep(0.3)  # the probe looks four times a second
-    job.go("tight")
-    job.reached("over")
-    assert sampled(job)[5:] == [72, 80, 96]  # of 64, 128 and 256, an eighth
-    job.go("over")
-    probed.wait(job)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
