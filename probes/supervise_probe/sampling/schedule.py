@@ -60,7 +60,7 @@ class SamplingSchedule:
         self._sampler, self._snapshots, self._pairs = sampler, snapshots, pairs
         self.tight = False
         self._step = self._next = 0
-        self._begun = 0, 0  # step and time
+        self._started = 0, 0  # step and time
         self._now_ns = self._step_ns = 0
         self._early_until: Optional[int] = None  # a step
         self._look_ns = 0
@@ -73,7 +73,7 @@ class SamplingSchedule:
         self._now_ns = now_ns
         if self._early_until is None:
             self._early_until = step + EARLY_STEPS
-            self._begun = step, now_ns
+            self._started = step, now_ns
         if sets.due:
             self._judge(step, now_ns)
             sets.due, sets.waiting = NONE, sets.wanted
@@ -179,7 +179,8 @@ class SamplingSchedule:
 
     def _plan(self, step: int) -> None:
         parts = self._guard.parts
-        due, following = set(), []
+        due: set[str] = set()
+        following = []
         for name, interval in self._all():
             every = self._every(interval)
             part = parts.get(name)
@@ -204,7 +205,7 @@ class SamplingSchedule:
         """Return whether the share pays for this sample, too; only an incident asks for more."""
         if not self.tight or interval.raised:
             return True
-        steps, elapsed_ns = step - self._begun[0], self._now_ns - self._begun[1]
+        steps, elapsed_ns = step - self._started[0], self._now_ns - self._started[1]
         planned = interval.cost_ns + sum(self._sets.by_name[name].cost_ns for name in due)
         return self._sets.total_ns + planned <= self._sets.allowed_ns(steps, elapsed_ns)
 
