@@ -85,7 +85,7 @@ METRICS = {
     "step time": "step_time",
     "step_time": "step_time",
 }
-AGAIN = "RUNNING AGAIN, NOT AS BEFORE"
+AGAIN = "STARTED AGAIN, NOT AS BEFORE"
 END = "-"  # stands for an incident where a message is about none
 LIVE_ONLY = (
     *("ack", "approve", "deny", "lr", "pause", "quarantine", "release", "reload", "resume"),
@@ -676,7 +676,7 @@ def _next(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
         words = re.sub(r"\. (No evidence|Evidence: ).*", "", command).strip().rstrip(".,")
         if reason := refusal(words):
             yield "next", words, reason
-        elif line.is_card and words.split()[1] in LIVE_ONLY and about.get("state") != AGAIN:
+        elif line.is_card and words.split()[1] in LIVE_ONLY:
             yield "next", words, "the run has ended"
     if _is_about_fault(truth, about):
         yield from _restart(truth, line)

@@ -358,6 +358,8 @@ LASTS = "without it every further step would have been lost", "NaN or Inf does n
         (Status.CLEARED, [7], [BROKEN], [], None, LOST_AT_SKIP),
         (Status.CLEARED, [7, 8], [LARGE, BROKEN], [], None, LOST_AT_SKIPS),
         (Status.CLEARED, [7], [LARGE], [], None, None),
+        (Status.RECOVERED, [7], [BROKEN], [BACK], None, LASTS),  # a later one was applied
+        (Status.ACTING, [7], [BROKEN], [action("pause")], None, None),
         (Status.RECOVERED, [], [], [AGAIN], CRASH, ENDS_THERE),
         (Status.DIFFERS, [], [], [AGAIN], CRASH, ENDS_THERE),
         (Status.WATCHING, [], [], [AGAIN], CRASH, ENDS_THERE),

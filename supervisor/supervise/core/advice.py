@@ -775,10 +775,10 @@ def without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:
 NEXT_SESSION = sentences("the next session is monitored from scratch")
 AFTER_KILL = (
     Step(
-        "lower memory use if the kernel's memory killer ended it, else look in the logs of the "
-        "scheduler and the container; to see which, on its host",
+        "to see on its host whether the kernel's memory killer ended it",
         "dmesg -T | grep -i 'killed process'",
     ),
+    Step("then lower memory use; if it did not, look in the logs of scheduler and container"),
 )
 
 

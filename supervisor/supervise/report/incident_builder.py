@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from ..core import notices
+from ..core.advice import STOP_JOB
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.interfaces import render_steps
@@ -342,6 +343,8 @@ class _Case:
 
     def next_step(self) -> NextStep:
         steps = sentences.next_step(self.status, self.message_texts, self.failure, self.approval)
+        if steps[:1] == (STOP_JOB,) and self.records[-1].kind == "run_end":
+            steps = steps[1:]
         filled = [step.filled(*self._names()) for step in steps]
         return NextStep(render_steps(filled), filled)
 

@@ -851,7 +851,7 @@ def estimate_unaided_cost(
     helped = status in (Status.RECOVERED, Status.DIFFERS, Status.WATCHING)
     went_back = helped and any(a.verb in ("rollback", "relaunch") and a.ok for a in actions)
     is_broken = any(not math.isfinite(move.peak) for move in moves)
-    if skipped and is_broken:
+    if skipped and is_broken and not any(a.verb in ("pause", "rollback") for a in actions):
         reason = "an update with NaN or Inf leaves no weight as it was"
         lost = f"the weights would have been lost at step {skipped[0]}"
         return Estimate(f"had the {_noun(skipped)} not been skipped, {lost}", reason)
