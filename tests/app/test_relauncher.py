@@ -7,7 +7,7 @@ import pytest
 
 from supervise.actions import SLOWEST_RELAUNCH
 from supervise.checkpoints import RestoredCheckpoint
-from supervise.core import Finding
+from supervise.core import CheckGap, DiskFree, Finding
 from supervise.core.model import Payload, Policy
 from supervise.errors import ActionError, LaunchError, StoreError
 from supervise.runtime import Relauncher, was_stopped_for
@@ -240,7 +240,7 @@ def test_neither_preparing_nor_verifying_takes_longer_than_there_is_time(control
     assert [each[1] for each in edges.asked if each[0] == "prepare"] == ["ckpt-2"]
 
 
-UNFIT = [Finding("disk", "bad", "1.0 GB free in /out, and a checkpoint has 2.0 GB")]
+UNFIT = [Finding("disk", "bad", DiskFree(free_gb=1.0, folder="/out", size_gb=2.0))]
 IDLE = ARGS.extended(if_idle_s=0.2)
 
 
@@ -298,7 +298,7 @@ def test_on_a_host_that_is_not_fit_nothing_is_started(control, edges, run):
 
 
 @pytest.mark.parametrize(
-    "health", [[Finding("matmul", "undecided", "no answer within 95 s")], OSError("a bug")]
+    "health", [[Finding("matmul", "undecided", CheckGap.NO_TIME)], OSError("a bug")]
 )
 def test_a_gate_that_cannot_decide_lets_the_job_start(control, edges, health):
     edges.health[False] = health

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from supervise.core import (
+    CheckTimeout,
     Collective,
     Device,
     Finding,
     LoaderWorker,
     RankStand,
+    Reported,
     explain_standstill,
     health_summary,
     judge_devices,
@@ -68,7 +70,8 @@ def device(number=0, **facts):
     ],
 )
 def test_what_the_driver_says(devices, before, some, verdict, text):
-    found = judge_devices(devices, before, some=some, trouble="no answer within 30 s")
+    timeout = CheckTimeout(seconds=30.0)
+    found = judge_devices(devices, before, some=some, trouble=timeout)
     assert found.verdict == verdict and text in found.text
 
 
@@ -98,7 +101,7 @@ def test_products_that_are_known(devices, verdict, text):
 
 
 def looked(story, *found):
-    checks = [Finding(check, verdict, "no answer") for check, verdict in found]
+    checks = [Finding(check, verdict, Reported(report="no answer")) for check, verdict in found]
     text, data = health_summary(checks)
     story.notice("host-health", text, data=data)
 

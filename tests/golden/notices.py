@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from supervise.core import CLAUSES, NOTICES, Breach, Judged, Lack
-from supervise.core.model import Advice, SpikeClass
+from supervise.core import (
+    CLAUSES,
+    NOTICES,
+    Breach,
+    CheckGap,
+    HostState,
+    Judged,
+    Lack,
+    MemoryRows,
+)
+from supervise.core.model import Advice, PartChanges, PolicyChanges, SpikeClass
+
+RULES = PartChanges(added=["a.b", "a.c"], removed=["a.d"], changed=["e"])
 
 FACTS: dict[str, Any] = {
     "severity": "SEV1",
@@ -138,17 +149,35 @@ FACTS: dict[str, Any] = {
     "differs": "another rate",
     "is_loop_kept": True,
     "returncode": -9,
+    "part": "rules",
+    "moves": RULES,
+    "difference": PolicyChanges(rules=RULES, mode=["shadow", "enforce"], settings=["ladder"]),
+    "check": "memory",
+    "answer": CheckGap.MEMORY_UNKNOWN,
+    "causes": (MemoryRows.LOST, MemoryRows.TO_REMAP),
+    "free_gb": 3.0,
+    "need_gb": 4.0,
+    "peak_gb": 60.0,
+    "size_gb": 2.0,
+    "used_gb": 79.0,
+    "total_gb": 80.0,
+    "folder": "/out",
+    "device": "cuda:0 (H100)",
+    "fault": MemoryRows.LOST,
 }
 # What is else in a kind; None: the fact is left out.
 OTHERS: dict[str, list[dict[str, Any]]] = {
     "AlreadyTried": [{"is_cooling": False}],
     "AlwaysClipped": [{"share": 100.0, "ratio": 65536.0}, {"scale": None, "otherwise": "so"}],
     "AlsoRecorded": [{"more": None}],
+    "CheckAnswer": [{"answer": gap} for gap in CheckGap if gap != CheckGap.MEMORY_UNKNOWN],
     "ChannelFailed": [{"messages": "1 message was", "silent_s": None}],
     "ChannelRecovered": [{"lost": None}],
     "CheckpointDamaged": [dict.fromkeys(("good", "good_step"))],
     "Diagnosed": [{"spike": SpikeClass.NUMERIC, "nonfinite_since": 200}],
     "DidNotHelp": [{"trouble": lack} for lack in Lack if lack != Lack.NOT_CLEAR],
+    "DeviceFault": [{"fault": MemoryRows.TO_REMAP}],
+    "DiskFree": [{"need_gb": None}, {"size_gb": None}, dict.fromkeys(("need_gb", "size_gb"))],
     "Digest": [{"messages": "2 messages"}],
     "EndAsked": [{"step": -1}],
     "EvidenceOf": [{"standstill": None}],
@@ -158,6 +187,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "Helped": [{"loss_before": None}, {"loss": None, "differs": None}],
     "IncidentTrouble": [{"evidence": None}],
     "JobOver": [{"returncode": 1}],
+    "MemoryFree": [{"need_gb": None}, {"peak_gb": None}],
     "NewEvidence": [
         {"judged": Judged.OTHER_DATA, "probe_before": None},
         {"judged": Judged.UNJUDGED, "probe": None, "probe_before": None},
@@ -175,6 +205,9 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "JobFailed": [{"failure": None, "meaning": None}, dict.fromkeys(("cause", "others"))],
     "LossCutOff": [{"made": None}],
     "NothingPossible": [{"status": "", "substituted": None}],
+    "PartDifference": [{"moves": PartChanges(added=list("abcdefgh"))}],
+    "PolicyDifference": [{"difference": PolicyChanges()}],
+    "PolicyReload": [{"difference": PolicyChanges(restart=["probe", "notify"])}],
     "PolicyInForce": [{"changes": "one rule"}],
     "PreemptFailed": [{"step": -1}, dict.fromkeys(("checkpoint", "checkpoint_step"))],
     "PreemptSaved": [dict.fromkeys(("path", "signals"))],
@@ -206,6 +239,7 @@ def _texts() -> Iterator[str]:
             facts = {name: FACTS[name] for name in part.__struct_fields__} | other
             clause = part(**{name: fact for name, fact in facts.items() if fact is not None})
             yield f"== {kind}{f' {other}' if other else ''}\n    {clause.text}"
+    yield from (f"== HostState.{state.name}\n    {state}" for state in HostState)
 
 
 def notices() -> str:

@@ -27,7 +27,10 @@ __getattr__ = lazy_exports(
             "breach_headline, breach_symptom, describe_crash, describe_end, describe_finding, "
             "describe_job_end, describe_no_restart, describe_session_end"
         ),
-        "reasons": "Breach, Judged, Lack",
+        "reasons": (
+            "Breach, CheckGap, CheckTimeout, DiskFree, HostState, Judged, Lack, MemoryRows, "
+            "Reported"
+        ),
         "run_notices": "CLAUSES, NOTICES, news_of",
         "policy_reload": "policy_differences",
         "rank_monitor": "can_fire",

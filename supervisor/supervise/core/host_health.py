@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from . import reasons
 from .model.failure import Failure, FailureClass, classify_failure
 from .model.payload import Payload
+from .notices import Cause
+from .reasons import Causes, CheckGap, DeviceFault, MemoryRows, Reported
 
 HEALTH_NOTICE = "host-health"  # of the notice
 GOOD, BAD, UNDECIDED, SKIPPED = "good", "bad", "undecided", "skipped"
@@ -25,11 +28,15 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer to one question: `verdict` is one of the four above, `text` has the numbers."""
+    """The answer to one question, with its numbers; `verdict` is one of the four above."""
 
     check: str
     verdict: str
-    text: str
+    answer: Cause
+
+    @property
+    def text(self) -> str:
+        return str(self.answer)
 
 
 def explain_unfit(findings: Iterable[Finding]) -> str:
@@ -45,21 +52,22 @@ def explain_undecided(findings: Iterable[Finding]) -> str:
 def health_summary(findings: Sequence[Finding]) -> tuple[str, Payload]:
     """Return the message of a notice about the host, and its data."""
     unfit, unclear = explain_unfit(findings), explain_undecided(findings)
+    message: Cause = reasons.HostState.FIT if findings else reasons.HostState.UNEXAMINED
     if unfit:
-        message = f"this host is not fit to start the job on: {unfit}"
+        message = reasons.HostUnfit(trouble=unfit)
     elif unclear:
-        message = f"the health of this host could not be checked in full: {unclear}"
-    else:
-        message = "this host is fit to start the job on" if findings else "not looked at"
+        message = reasons.HostUnclear(trouble=unclear)
     checks = {
         finding.check: {"verdict": finding.verdict, "text": finding.text} for finding in findings
     }
-    return message, Payload({"unfit": unfit, "doubts": unclear, "checks": checks})
+    return str(message), Payload({"unfit": unfit, "doubts": unclear, "checks": checks})
 
 
 def _join_findings(findings: Iterable[Finding], verdict: str) -> str:
     return "; ".join(
-        f"{finding.check}: {finding.text}" for finding in findings if finding.verdict == verdict
+        str(reasons.CheckAnswer(check=finding.check, answer=finding.answer))
+        for finding in findings
+        if finding.verdict == verdict
     )
 
 
@@ -72,15 +80,15 @@ def judge_memory(available: float | None, peak: float | None, required: float | 
         required: what the policy asks for, None: half of the peak.
     """
     if available is None:
-        return Finding(MEMORY, UNDECIDED, "the system does not say how much is available")
-    text = f"{available / GB:.1f} GB available"
+        return Finding(MEMORY, UNDECIDED, CheckGap.MEMORY_UNKNOWN)
+    free_gb = available / GB
     if required is not None:
-        needed, reason = required, f"job.health.memory_gb is {required / GB:g}"
-    elif peak is not None:
-        needed, reason = PEAK_SHARE * peak, f"the job took up to {peak / GB:.1f} GB"
-    else:
-        return Finding(MEMORY, SKIPPED, f"{text}; how much the job takes was not measured")
-    return Finding(MEMORY, BAD if available < needed else GOOD, f"{text}, and {reason}")
+        by_policy = reasons.MemoryFree(free_gb=free_gb, need_gb=required / GB)
+        return Finding(MEMORY, BAD if available < required else GOOD, by_policy)
+    if peak is None:
+        return Finding(MEMORY, SKIPPED, reasons.MemoryNeedUnknown(free_gb=free_gb))
+    by_peak = reasons.MemoryFree(free_gb=free_gb, peak_gb=peak / GB)
+    return Finding(MEMORY, BAD if available < PEAK_SHARE * peak else GOOD, by_peak)
 
 
 def judge_disk(
@@ -94,12 +102,15 @@ def judge_disk(
         required: what the policy asks for, None: room for that.
     """
     if free is None or not total:
-        return Finding(DISK, UNDECIDED, f"the file system of {folder} does not say what is free")
-    needed, reason = checkpoint, f", and a checkpoint has {checkpoint / GB:.1f} GB"
-    if required is not None:
-        needed, reason = required, f", and job.health.disk_gb is {required / GB:g}"
-    text = f"{free / GB:.1f} GB free in {folder}{reason if needed else ''}"
-    return Finding(DISK, BAD if free < needed else GOOD, text)
+        return Finding(DISK, UNDECIDED, reasons.DiskUnknown(folder=folder))
+    needed = checkpoint if required is None else required
+    answer = reasons.DiskFree(
+        free_gb=free / GB,
+        folder=folder,
+        need_gb=required / GB if required else None,
+        size_gb=checkpoint / GB if checkpoint and required is None else None,
+    )
+    return Finding(DISK, BAD if free < needed else GOOD, answer)
 
 
 class Device(Struct, frozen=True):
@@ -127,7 +138,7 @@ class Device(Struct, frozen=True):
 
 
 def judge_devices(
-    devices: Sequence[Device] | None, previous_count: int | None, *, some: bool, trouble: str
+    devices: Sequence[Device] | None, previous_count: int | None, *, some: bool, trouble: Cause
 ) -> Finding:
     """Judge what the driver says of its devices.
 
@@ -140,31 +151,34 @@ def judge_devices(
     if devices is None:
         return Finding(DEVICES, UNDECIDED, trouble)
     if not devices and not previous_count:
-        return Finding(DEVICES, SKIPPED, "no NVIDIA device")
-    broken = [f"{_name(device)}: {device.lost}" for device in devices if device.lost]
+        return Finding(DEVICES, SKIPPED, CheckGap.NO_NVIDIA)
+    broken: list[Cause] = [
+        DeviceFault(device=_name(device), fault=Reported(report=device.lost))
+        for device in devices
+        if device.lost
+    ]
     broken += [
-        f"{_name(device)}: more rows of its memory are faulty than it can remap"
+        DeviceFault(device=_name(device), fault=MemoryRows.LOST)
         for device in devices
         if device.remap_failed
     ]
     if previous_count is not None and len(devices) < previous_count:
-        broken.append(f"{len(devices)} devices, of {previous_count} when the run began")
+        broken.append(reasons.DevicesMissing(count=len(devices), total=previous_count))
     if broken:
-        return Finding(DEVICES, UNDECIDED if some else BAD, ", ".join(broken))
-    doubtful = [
-        f"{_name(device)}: rows of its memory are remapped at the next reset"
+        return Finding(DEVICES, UNDECIDED if some else BAD, Causes(causes=tuple(broken)))
+    doubtful: list[Cause] = [
+        DeviceFault(device=_name(device), fault=MemoryRows.TO_REMAP)
         for device in devices
         if device.remap_pending
     ]
     doubtful += [
-        f"{_name(device)}: {device.ecc_errors} uncorrected memory errors "
-        "since its driver was loaded"
+        reasons.MemoryErrors(device=_name(device), count=device.ecc_errors)
         for device in devices
         if device.ecc_errors
     ]
     if doubtful:
-        return Finding(DEVICES, UNDECIDED, ", ".join(doubtful))
-    return Finding(DEVICES, GOOD, f"{len(devices)} without a fault")
+        return Finding(DEVICES, UNDECIDED, Causes(causes=tuple(doubtful)))
+    return Finding(DEVICES, GOOD, reasons.DevicesGood(count=len(devices)))
 
 
 def judge_matmul(
@@ -175,33 +189,35 @@ def judge_matmul(
     Where each product of each device is wrong, the arithmetic is perhaps another than we expect,
     and no fault.
     """
-    broken: list[str] = []
-    doubtful: list[str] = []
+    broken: list[Cause] = []
+    doubtful: list[Cause] = []
     products = 0
     none_right = all(each.products == each.wrong for each in devices)
     for device in devices:
         products += device.products
         name = _name(device)
         if device.wrong:
-            text = f"{name}: {device.wrong} of {device.products} products are wrong"
-            (doubtful if none_right else broken).append(text)
+            wrong = reasons.ProductsWrong(device=name, count=device.wrong, total=device.products)
+            (doubtful if none_right else broken).append(wrong)
         elif device.no_memory:
-            broken.append(f"{name}: no memory for matrices of 0.2 GB, {_in_use(device)} are in use")
+            broken.append(reasons.DeviceFull(device=name, **_memory_gb(device)))
         elif device.error:
             failure = classify_failure(Failure(message=device.error), classes)
-            (broken if failure.cls == HARDWARE else doubtful).append(f"{name}: {device.error}")
+            error = DeviceFault(device=name, fault=Reported(report=device.error))
+            (broken if failure.cls == HARDWARE else doubtful).append(error)
         elif device.in_use:
-            text = f"{name}: not asked, as {_in_use(device)} are in use by other processes"
-            doubtful.append(text)
+            doubtful.append(reasons.DeviceBusy(device=name, **_memory_gb(device)))
     if broken or doubtful:
-        return Finding(MATMUL, BAD if broken else UNDECIDED, ", ".join(broken or doubtful))
+        answer = Causes(causes=tuple(broken or doubtful))
+        return Finding(MATMUL, BAD if broken else UNDECIDED, answer)
     subject = f"{len(devices)} devices" if len(devices) > 1 else _name(devices[0])
-    return Finding(MATMUL, GOOD, f"{products} products on {subject} are right, in {seconds:g} s")
+    right = reasons.ProductsRight(total=products, device=subject, seconds=seconds)
+    return Finding(MATMUL, GOOD, right)
 
 
-def _in_use(device: Device) -> str:
-    used, total = device.total - device.free, device.total
-    return f"{used / GB:.1f} of {total / GB:.1f} GB"
+def _memory_gb(device: Device) -> dict[str, float]:
+    used = device.total - device.free
+    return {"used_gb": used / GB, "total_gb": device.total / GB}
 
 
 def _name(device: Device) -> str:

@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from .model import decisions, formats
 from .model.decisions import IncidentClosed, RuleBlind, RuleFired
+from .model.events import PartChanges, PolicyChanges
 from .model.failure import exit_text
 from .model.interfaces import (
     ACTION,
@@ -766,3 +767,68 @@ class RanksUnfenceable(Notice, frozen=True, kw_only=True):
     TITLE = "the ranks cannot be changed together: no rollback, rate or pause from here on"
     WHY = "{cause}"
     cause: str
+
+
+# ── another policy ────────────────────────────────────────────────────────────────────────────────
+
+
+class PartDifference(Clause, frozen=True, kw_only=True):
+    """`part`: of a policy, as its rules."""
+
+    TEXT = "{part} {names}[ and {more} more]"
+    LIMIT: ClassVar[int] = 6
+    part: str
+    moves: PartChanges
+
+    @property
+    def signs(self) -> list[str]:
+        moves = {"+": self.moves.added, "-": self.moves.removed, "~": self.moves.changed}
+        return [f"{sign}{name}" for sign, names in moves.items() for name in names]
+
+    @property
+    def names(self) -> str:
+        return " ".join(self.signs[: self.LIMIT])
+
+    @property
+    def more(self) -> int | None:
+        return max(0, len(self.signs) - self.LIMIT) or None
+
+
+class PolicyDifference(Clause, frozen=True, kw_only=True):
+    TEXT = "{parts}; mode {mode}; other keys: {keys}; {same}"
+    difference: PolicyChanges
+
+    @property
+    def parts(self) -> str:
+        parts = ("detectors", "rules", "runbooks", "budgets")
+        moves = {part: getattr(self.difference, part) for part in parts}
+        texts = (str(PartDifference(part=part, moves=moves[part])) for part in parts if moves[part])
+        return "; ".join(texts)
+
+    @property
+    def mode(self) -> str:
+        return " -> ".join(self.difference.mode)
+
+    @property
+    def keys(self) -> str:
+        return ", ".join(self.difference.settings)
+
+    @property
+    def same(self) -> str:
+        return "" if self.parts or self.mode or self.keys else "nothing is different"
+
+
+class PolicyReload(Clause, frozen=True, kw_only=True):
+    TEXT = (
+        "{operator} reloaded the policy: {news}; {at_start}: unchanged until the job is restarted"
+    )
+    operator: str
+    difference: PolicyChanges
+
+    @property
+    def news(self) -> str:
+        return str(PolicyDifference(difference=self.difference))
+
+    @property
+    def at_start(self) -> str:
+        return ", ".join(self.difference.restart)

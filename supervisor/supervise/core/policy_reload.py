@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TypeVar
 
-from . import operator_commands, reasons, run_notices
+from . import notices, operator_commands, reasons, run_notices
 from .incident import Incident
 from .model.decisions import HoldsIfFailed, PolicyRefused, PolicyReloaded, RuleCleared
 from .model.events import NO_CHANGES, PartChanges, PolicyChanges, Reloaded
@@ -79,9 +79,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
         part: sorted({name for _, names in rebound.values() for name in names[part]})
         for part in ("detectors", "rules")
     }
-    text = f"{event.operator} reloaded the policy: {_brief(event.changes)}"
-    if restart := event.changes.restart:
-        text += f"; {', '.join(restart)}: unchanged until the job is restarted"
+    text = str(notices.PolicyReload(operator=event.operator, difference=event.changes))
     ctx.record(
         PolicyReloaded(
             reason=text,
@@ -208,20 +206,3 @@ def _goes_on(old: Policy, was: Rule, new: Policy, rule: Rule, kept_names: set[st
     """Return whether a rule keeps its memory; one that may act from now on has to fire again."""
     is_same = _is_same(was, rule) and old.mode_of(was) == new.mode_of(rule)
     return is_same and all(name in kept_names for name in new.detectors_of(rule))
-
-
-def _brief(changes: PolicyChanges) -> str:
-    """Return the changes in one line: "rules +new -old ~other; mode shadow -> enforce"."""
-    parts = []
-    for name in PARTS:
-        moves: PartChanges = getattr(changes, name)
-        words = [f"+{entry}" for entry in moves.added] + [f"-{entry}" for entry in moves.removed]
-        words += [f"~{entry}" for entry in moves.changed]
-        if words:
-            more_text = f" and {len(words) - 6} more" if len(words) > 6 else ""
-            parts.append(f"{name} {' '.join(words[:6])}{more_text}")
-    if changes.mode:
-        parts.append(f"mode {changes.mode[0]} -> {changes.mode[1]}")
-    if changes.settings:
-        parts.append(f"other keys: {', '.join(changes.settings)}")
-    return "; ".join(parts) or "nothing is different"

@@ -1,5 +1,5 @@
-"""Why a runbook starts, fails or is withdrawn, and why automatic actions are off: the clauses that
-records and messages have of it; see `notices`.
+"""Why a runbook starts, fails or is withdrawn, why automatic actions are off, and the fitness of a
+host: the clauses that records and messages have of it; see `notices`.
 
 A field that is a clause itself is the reason behind a reason.
 """
@@ -544,3 +544,157 @@ class LossUnmoved(Clause, frozen=True, kw_only=True):
     TEXT = "the loss has not moved from its start ({first:.3g}, now {newer:.3g})"
     first: float
     newer: float
+
+
+# ── a host ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class HostState(StrEnum):
+    FIT = "this host is fit to start the job on"
+    UNEXAMINED = "not looked at"
+
+
+class HostUnfit(Clause, frozen=True, kw_only=True):
+    TEXT = "this host is not fit to start the job on: {trouble}"
+    trouble: str
+
+
+class HostUnclear(HostUnfit, frozen=True, kw_only=True):
+    TEXT = "the health of this host could not be checked in full: {trouble}"
+
+
+class CheckAnswer(Clause, frozen=True, kw_only=True):
+    TEXT = "{check}: {answer}"
+    check: str
+    answer: Cause
+
+
+class Causes(Clause, frozen=True, kw_only=True):
+    TEXT = "{line}"
+    causes: tuple[Cause, ...]
+
+    @property
+    def line(self) -> str:
+        return ", ".join(map(str, self.causes))
+
+
+class CheckGap(StrEnum):
+    """Why a question about a host has no answer."""
+
+    MEMORY_UNKNOWN = "the system does not say how much is available"
+    NO_NVIDIA = "no NVIDIA device"
+    NO_DEVICE = "no device; job.health.matmul asks the CPU"
+    MATMUL_OFF = "job.health.matmul is 0"
+    PYTHON_UNKNOWN = "the job's Python is not known"
+    NO_TIME = "there was no time left to ask"
+
+
+class CheckTimeout(Clause, frozen=True, kw_only=True):
+    TEXT = "no answer within {seconds:.0f} s"
+    seconds: float
+
+
+class CheckUnavailable(Clause, frozen=True, kw_only=True):
+    TEXT = "{command} cannot be started: {error}"
+    command: str
+    error: str
+
+
+class CheckExit(Clause, frozen=True, kw_only=True):
+    TEXT = "it ended with code {returncode}"
+    returncode: int
+
+
+class MemoryFree(Clause, frozen=True, kw_only=True):
+    """`need_gb`: by the policy. `peak_gb`: of the job."""
+
+    TEXT = (
+        "{free_gb:.1f} GB available[, and job.health.memory_gb is {need_gb:g}]"
+        "[, and the job took up to {peak_gb:.1f} GB]"
+    )
+    free_gb: float
+    need_gb: float | None = None
+    peak_gb: float | None = None
+
+
+class MemoryNeedUnknown(MemoryFree, frozen=True, kw_only=True):
+    TEXT = "{free_gb:.1f} GB available; how much the job takes was not measured"
+
+
+class DiskUnknown(Clause, frozen=True, kw_only=True):
+    TEXT = "the file system of {folder} does not say what is free"
+    folder: str
+
+
+class DiskFree(Clause, frozen=True, kw_only=True):
+    """`need_gb`: by the policy. `size_gb`: of a checkpoint."""
+
+    TEXT = (
+        "{free_gb:.1f} GB free in {folder}[, and a checkpoint has {size_gb:.1f} GB]"
+        "[, and job.health.disk_gb is {need_gb:g}]"
+    )
+    free_gb: float
+    folder: str
+    need_gb: float | None = None
+    size_gb: float | None = None
+
+
+class DevicesGood(Clause, frozen=True, kw_only=True):
+    TEXT = "{count} without a fault"
+    count: int
+
+
+class DevicesMissing(Clause, frozen=True, kw_only=True):
+    TEXT = "{count} devices, of {total} when the run began"
+    count: int
+    total: int
+
+
+class MemoryRows(StrEnum):
+    """Of a device, that are faulty."""
+
+    LOST = "more rows of its memory are faulty than it can remap"
+    TO_REMAP = "rows of its memory are remapped at the next reset"
+
+
+class DeviceFault(Clause, frozen=True, kw_only=True):
+    TEXT = "{device}: {fault}"
+    device: str
+    fault: Cause
+
+
+class MemoryErrors(Clause, frozen=True, kw_only=True):
+    TEXT = "{device}: {count} uncorrected memory errors since its driver was loaded"
+    device: str
+    count: int
+
+
+class ProductsWrong(Clause, frozen=True, kw_only=True):
+    TEXT = "{device}: {count} of {total} products are wrong"
+    device: str
+    count: int
+    total: int
+
+
+class ProductsRight(Clause, frozen=True, kw_only=True):
+    """`device`: or how many."""
+
+    TEXT = "{total} products on {device} are right, in {seconds:g} s"
+    total: int
+    device: str
+    seconds: float
+
+
+class DeviceFull(Clause, frozen=True, kw_only=True):
+    TEXT = (
+        "{device}: no memory for matrices of 0.2 GB, {used_gb:.1f} of {total_gb:.1f} GB are in use"
+    )
+    device: str
+    used_gb: float
+    total_gb: float
+
+
+class DeviceBusy(DeviceFull, frozen=True, kw_only=True):
+    TEXT = (
+        "{device}: not asked, as {used_gb:.1f} of {total_gb:.1f} GB are in use by other processes"
+    )

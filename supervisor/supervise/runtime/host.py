@@ -47,6 +47,8 @@ from ..core import host_health
 from ..core.host_health import BAD, MATMUL, SKIPPED, UNDECIDED, Device, Finding
 from ..core.model.failure import FailureClass
 from ..core.model.policy import HostHealth
+from ..core.notices import Cause
+from ..core.reasons import CheckExit, CheckGap, CheckTimeout, CheckUnavailable, Reported
 from ..store import files
 from . import nvml_report
 from .hardware import Hardware
@@ -56,6 +58,8 @@ CGROUPS, MEMBERSHIP, KERNEL = (
     Path("/proc/self/cgroup"),
     Path("/proc/vmstat"),
 )
+
+NO_TROUBLE = Reported(report="")
 
 
 class OomCounters:
@@ -458,7 +462,7 @@ class HealthGate:
         machine = self._machine()
         previous_count = None if machine is None else machine.device_count
         rows: list[Any] | None = []
-        trouble = ""
+        trouble: Cause = NO_TROUBLE
         if previous_count or any(node.exists() for node in NVIDIA):
             command = [sys.executable, "-I", nvml_report.__file__]
             rows, trouble = _answer(command, min(DRIVER_S, until_s - time.monotonic()), None)
@@ -473,12 +477,12 @@ class HealthGate:
         """Let the job's torch multiply, on devices only unless the policy says how long."""
         seconds = settings.matmul
         if seconds is None and not (has_devices or AMD.exists()):
-            return Finding(MATMUL, SKIPPED, "no device; job.health.matmul asks the CPU")
+            return Finding(MATMUL, SKIPPED, CheckGap.NO_DEVICE)
         seconds = MATMUL_S if seconds is None else seconds
         if not seconds:
-            return Finding(MATMUL, SKIPPED, "job.health.matmul is 0")
+            return Finding(MATMUL, SKIPPED, CheckGap.MATMUL_OFF)
         if start.python is None:
-            return Finding(MATMUL, UNDECIDED, "the job's Python is not known")
+            return Finding(MATMUL, UNDECIDED, CheckGap.PYTHON_UNKNOWN)
         spec = find_spec("supervise_offline")
         assert spec is not None, "supervise_offline is part of this distribution"
         assert spec.origin is not None
@@ -487,8 +491,8 @@ class HealthGate:
         within_s = min(START_S + seconds, until_s - time.monotonic())
         answer, trouble = _answer(command, within_s, self._environ)
         if answer is None or "error" in answer:
-            text = trouble if answer is None else str(answer["error"])
-            return Finding(MATMUL, UNDECIDED, text)
+            error = trouble if answer is None else Reported(report=str(answer["error"]))
+            return Finding(MATMUL, UNDECIDED, error)
         devices = msgspec.convert(answer["devices"], list[Device])
         return host_health.judge_matmul(devices, self._classes(), seconds)
 
@@ -499,19 +503,22 @@ def _bytes(gb: float | None) -> float | None:
 
 def _answer(
     command: Sequence[str], within_s: float, environ: Mapping[str, str] | None
-) -> tuple[Any, str]:
+) -> tuple[Any, Cause]:
     """Run a program; return its last line, read as JSON, or None and why there is none."""
     if within_s <= 0.0:
-        return None, "there was no time left to ask"
+        return None, CheckGap.NO_TIME
     try:
         command = [*files.as_owner(command[0]), *command]
         process = system.run_tool(command, within_s=within_s, env=environ)
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {within_s:.0f} s"
+        return None, CheckTimeout(seconds=within_s)
     except OSError as error:
-        return None, f"{command[0]} cannot be started: {error.strerror or error}"
+        reason = str(error.strerror or error)
+        return None, CheckUnavailable(command=command[0], error=reason)
     try:
-        return json.loads(process.stdout.splitlines()[-1]), ""
+        return json.loads(process.stdout.splitlines()[-1]), NO_TROUBLE
     except (IndexError, ValueError):
         lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
-        return None, (lines or [f"it ended with code {process.returncode}"])[-1][:200]
+        if not lines:
+            return None, CheckExit(returncode=process.returncode)
+        return None, Reported(report=lines[-1][:200])

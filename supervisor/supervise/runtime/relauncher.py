@@ -41,7 +41,7 @@ from ..actions.job_control import HUMAN
 from ..actions.recovery import SLOWEST_RELAUNCH
 from ..checkpoints.registry import BatchFacts, RankCounters
 from ..checkpoints.service import CheckpointService
-from ..core import host_health
+from ..core import host_health, reasons
 from ..core.job_lifecycle import MEANT, has_crashed, has_start_failed
 from ..core.model.events import Notice
 from ..core.model.failure import FailureClass
@@ -242,7 +242,7 @@ class Relauncher:
                 with suppress(StoreError):
                     memo = self.gate.host_memo(start, reason)
                     self.run.write_json(UNFIT, msgspec.to_builtins(memo))
-            raise ActionError(f"this host is not fit to start the job on: {reason}")
+            raise ActionError(str(reasons.HostUnfit(trouble=reason)))
 
     def _put_back(self, job: Control, marks: Marks, prepared: str, until: float) -> Marks:
         """Put back what the engine chooses, or else what was ordered; return the marks of that.
