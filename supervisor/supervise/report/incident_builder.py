@@ -307,7 +307,7 @@ class _Case:
         onset = self.onset.step
         if self.tape is not None and self.tape.nonfinite_span is not None:
             start, newest = self.tape.nonfinite_span
-            start = max(start, onset)
+            start = max(start, onset) if self.acted else onset
             steps = max(newest, self.incident[-1].step) - start + 1
             is_kept = self.diagnosis is not None and self.diagnosis.kind == SpikeClass.CONTAINED
             was = "made no update" if is_kept else "trained on NaN or Inf"
