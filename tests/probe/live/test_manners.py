@@ -67,7 +67,8 @@ emit(grown=len(gc.get_objects()) - base, known=len(probe.parts.optimizers.living
 def test_nothing_is_kept_alive(probed):
     """Models go when the job lets them go, without the garbage collector; nothing grows."""
     job = probed.run(FREED, savepoints={"every": 2, "keep": 4, "max_bytes": 1 << 24})
-    assert job.output[0]["known"] == 0 and job.output[0]["grown"] < 60
+    # 14 trainings: windows that fill take 50 objects, models that were kept would take hundreds.
+    assert job.output[0]["known"] == 0 and job.output[0]["grown"] < 120
 
 
 BROKEN = """
