@@ -50,7 +50,7 @@ def growths(looked, times):
     """Return what each of so many looks tells of the growth, as far as it does."""
     found = []
     for _ in range(times):
-        looked.look()
+        looked.measure()
         time.sleep(0.03)
         found.append(looked.newest(0, leads=True).get("host_mem_growth"))
     return [told for told in found if told is not None]
@@ -63,7 +63,7 @@ def test_memory_that_grows_is_measured_once_the_job_makes_steps(tmp_path, starte
     looked = Hardware(lambda: [psutil.Process(child.pid)], tmp_path)
     time.sleep(0.3)
     for _ in range(24):
-        looked.look()
+        looked.measure()
         time.sleep(0.03)
     found = looked.newest(0, leads=True)  # no step until now: it may load a model
     assert "host_mem_growth" not in found and found["host_mem_used"] > 0
@@ -105,7 +105,7 @@ def test_a_job_that_shares_its_cpu_with_others_waits_for_it(tmp_path, started):
     looked = Hardware(lambda: [psutil.Process(job.pid)], tmp_path)
 
     def share():
-        looked.look()
+        looked.measure()
         found = looked.newest(0, leads=True).get("host_cpu_wait", 0.0)
         return found if found >= 25.0 else None
 
@@ -127,7 +127,7 @@ def test_the_devices_of_a_job_are_those_it_uses_and_in_a_container_all(
 ):
     own = {n: [os.getpid() if pid == "own" else pid for pid in pids] for n, pids in users.items()}
     looked = hardware(tmp_path, Driver(own))
-    looked.look()
+    looked.measure()
 
     assert looked.device_share == share
     of_ranks = [looked.newest(os.getpid(), leads=leads) for leads in (True, False)]
@@ -137,11 +137,11 @@ def test_the_devices_of_a_job_are_those_it_uses_and_in_a_container_all(
 def test_a_rank_gets_the_worst_of_its_devices_and_their_critical_errors(tmp_path):
     own = [os.getpid()]
     looked = hardware(tmp_path, driver := Driver({0: own, 1: own}))
-    looked.look()
+    looked.measure()
     worst = {"gpu_util": 30.0, "gpu_mem_used": 40.0, "gpu_temperature": 61.0, "gpu_power": 350.0}
     assert looked.newest(os.getpid(), leads=False) == {**worst, "gpu_xid_errors": 0.0}
     driver.xids = 2
-    looked.look()
+    looked.measure()
 
     assert looked.newest(os.getpid(), leads=False)["gpu_xid_errors"] == 2.0
 
@@ -151,7 +151,7 @@ def test_a_lost_device_is_not_taken_for_a_busy_one_and_hides_no_other(tmp_path):
     looked = hardware(tmp_path, driver := Driver({0: own, 1: own}, shared=True), answer_s=0.0)
     shares = []
     for driver.lost in (set(), {0}, {0}, {0, 1}, {0, 1}, {0, 1}):
-        looked.look()
+        looked.measure()
         shares.append(looked.device_share)
         if driver.lost == {0}:
             assert looked.newest(os.getpid(), leads=False)["gpu_util"] == 30.0
@@ -162,7 +162,7 @@ def test_a_lost_device_is_not_taken_for_a_busy_one_and_hides_no_other(tmp_path):
 
     driver.lost = set()
     looked.reset()
-    looked.look()
+    looked.measure()
     assert (looked.device_share, looked.troubles()) == (0.9, [])
 
 
@@ -172,7 +172,7 @@ def test_a_device_that_fails_for_a_moment_is_as_busy_as_before_and_asked_again(t
 
     def share(lost):
         driver.lost = lost
-        looked.look()
+        looked.measure()
         return looked.device_share
 
     assert [share(lost) for lost in (set(), {0}, {0}, {0})] == [0.9] * 4
@@ -190,7 +190,7 @@ def test_a_subject_that_keeps_failing_is_given_up_and_said_but_a_missing_driver_
 ):
     looked = hardware(tmp_path / "gone", Driver(count=0))
     for _ in range(5):
-        looked.look()
+        looked.measure()
     (told,) = looked.troubles()
 
     assert looked.troubles() == []
@@ -204,8 +204,8 @@ def test_the_fullest_disk_of_a_run_counts(tmp_path):
     empty, used = Path("/proc"), 100.0 - psutil.disk_usage(str(tmp_path)).percent
     alone = Hardware(list, empty)
     looked = Hardware(list, empty, disks=lambda: (tmp_path, tmp_path / "gone"))
-    alone.look()
-    looked.look()
+    alone.measure()
+    looked.measure()
 
     assert alone.newest(0, leads=True)["disk_free"] == 100.0
     assert looked.newest(0, leads=True)["disk_free"] == pytest.approx(used, abs=5.0)

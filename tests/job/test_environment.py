@@ -13,11 +13,11 @@ from supervise.runtime import (
     child_environment,
     explain_shortage,
     forecast_tier,
+    lock_run_directory,
     make_environment,
     mark_directory_owner,
     remove_environment,
     sweep_environments,
-    take_ownership,
 )
 from supervise_probe.ipc.segment import Writer
 
@@ -275,7 +275,7 @@ def test_only_what_is_ours_by_name_owner_and_mark_is_removed(tmp_path, lacks):
     path.mkdir()
     (path / "theirs").touch()
     if lacks != "mark":
-        take_ownership(path)
+        lock_run_directory(path)
     if lacks == "owner":
         os.chown(path, 65534, 65534)
 

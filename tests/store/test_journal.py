@@ -245,7 +245,7 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
         journal.append(event)
     journal.cite_event(5)
     before = journal.size_bytes
-    plan = journal.plan_thinning()
+    plan = journal.plan_next_thinning()
     assert plan.piece.path.name == "00001.jrn"
     assert journal.size_bytes == before and list(read_journal(directory)) == list(enumerate(events))
 
@@ -256,7 +256,7 @@ def test_a_journal_over_its_limit_loses_frames_of_its_oldest_piece_first(tmp_pat
     with pytest.raises(StoreError, match=f"lacks the frames of events {cut[0]} to"):
         list(read_journal(directory))
 
-    while plan := journal.plan_thinning():
+    while plan := journal.plan_next_thinning():
         newest = plan.piece.path.name
         journal.replace_piece(plan)
     assert newest == "00000.jrn"
@@ -277,7 +277,7 @@ def test_a_piece_cited_while_it_is_written_goes_last_and_damage_to_a_thinned_one
         if number == 5:
             journal.cite_event(3)
 
-    plan = journal.plan_thinning()
+    plan = journal.plan_next_thinning()
     assert plan.piece.path.name == "00001.jrn"
     journal.replace_piece(plan)
     journal.close()

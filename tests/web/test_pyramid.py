@@ -233,7 +233,7 @@ def test_what_a_thinned_journal_lost_is_still_in_the_cache(tmp_path):
     pyramid.update()
     before = snapshot(pyramid)[:2]
     writer = Journal.open(journal)
-    writer.replace_piece(writer.plan_thinning())
+    writer.replace_piece(writer.plan_next_thinning())
     writer.append(Frame(10**12, 0, 99, 7, (1.0, 2.0)))
     writer.close()
     pyramid.update()

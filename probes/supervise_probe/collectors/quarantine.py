@@ -360,7 +360,7 @@ class QuarantineCollector(Collector):
     def do_quarantine(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `quarantine`: `{"generation", "path"}`; what is in force from now on."""
         manifest = self.manifest
-        self._obtain(args)
+        self._ensure_generation(args)
         if manifest.batches and self._batch.on_device:
             raise Refused(
                 "batches are hashed on the accelerator here, so a step is over before it is known "
@@ -381,7 +381,7 @@ class QuarantineCollector(Collector):
             Refused: it would not: batches come whole, and a rank that passes over some alone leaves
                 the others waiting.
         """
-        self._obtain(args)
+        self._ensure_generation(args)
         if self._asked or self.lists.filterable():
             self._way = ASKS if self._asked else LISTS
             return {"way": self._way}
@@ -400,7 +400,7 @@ class QuarantineCollector(Collector):
         shards = len(self.manifest.shards)
         return {"way": way, "held": self.manifest.generation, "shards": shards}
 
-    def _obtain(self, args: dict[str, Any]) -> None:
+    def _ensure_generation(self, args: dict[str, Any]) -> None:
         """Read the generation that is wanted. Raises Refused: it is not there."""
         manifest, generation = self.manifest, int(args["generation"])
         manifest.path = str(args["path"])

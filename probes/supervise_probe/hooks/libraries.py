@@ -164,7 +164,7 @@ def wrap_save(
     return in_checkpoint_phase(hold.gate, hold.guard, hold.listeners, original, part, on_save)
 
 
-def watch_resume(
+def wrap_resume_argument(
     hold: HookContext, original: Callable[..., Any], parameter: str, unfit: Callable[[str], str]
 ) -> Callable[..., Any]:
     """Return `original`, a call that trains, which is given the checkpoint to go on from.
@@ -240,7 +240,7 @@ def listen_lightning(hold: HookContext, library: Any) -> None:
             elapsed = monotonic_ns() - began - (hold.times.inside() - apart)
             hold.times.forward += max(0, elapsed)
 
-    fit = watch_resume(hold, trainer._fit_impl, "ckpt_path", _unfit)
+    fit = wrap_resume_argument(hold, trainer._fit_impl, "ckpt_path", _unfit)
     trainer._fit_impl = fit
     calls._call_callback_hooks = call_beside(hold, hook, observe)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
@@ -332,7 +332,7 @@ def listen_trainer(hold: HookContext, library: Any) -> None:
         trial = kwargs.get("trial", args[1] if len(args) > 1 else None)
         return os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{step}"), step
 
-    train = watch_resume(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
+    train = wrap_resume_argument(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
     trainer.train = train
     handler.call_event = call_beside(hold, call, observe)
     trainer._save_checkpoint = wrap_save(hold, save, save_target)

@@ -231,7 +231,7 @@ class Finder:
 WATCHED = {"torch": install_probe, **dict.fromkeys(LIBRARIES, listen)}
 
 
-def watch_imports() -> None:
+def boot_probe() -> None:
     """Take the own directory off the path, and wait for torch."""
     sys.path[:] = [p for p in sys.path if not p or os.path.abspath(p) != HERE]
     sys.path_importer_cache.pop(HERE, None)
@@ -247,7 +247,7 @@ def watch_imports() -> None:
 
 
 try:
-    watch_imports()
+    boot_probe()
 except Exception:  # whatever it was, the job must start
     pass
 

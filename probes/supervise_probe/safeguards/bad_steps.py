@@ -479,7 +479,7 @@ class SkipOutliers:
             return
         finite_norm = norm if type(norm) is float and norm > 0.0 and isfinite(norm) else None
         reason = rule.why_out(loss, finite_norm, follows=self._unasked > 0)
-        if reason and self._skips(step):
+        if reason and self._decide_skip(step):
             update.skip = "outlier"
             self._in_force.outlier = 1.0
             numbers = {"loss": loss, "gradient_norm": finite_norm}
@@ -497,7 +497,7 @@ class SkipOutliers:
             return NO_LOSS
         return "" if type(loss) is float else LOSS_ON_DEVICE
 
-    def _skips(self, step: int) -> bool:
+    def _decide_skip(self, step: int) -> bool:
         """Return whether the update of an outlier is skipped."""
         if self.why_not:
             return False

@@ -57,7 +57,7 @@ class TrainingState:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
-            self.optimizers.append(SavedOptimizer(optimizer, self._copy_of, died))
+            self.optimizers.append(SavedOptimizer(optimizer, self._restore_plan, died))
         self.scalers: list[tuple[Any, dict[str, Any]]] = [
             (weakref.ref(scaler), self._attributes(scaler)) for scaler in registry.scalers
         ]
@@ -70,13 +70,15 @@ class TrainingState:
             for key, parameter in module._parameters.items()
             if parameter is not None and not parameter.is_meta
         }
-        buffers = {key: self._copy_of(value) for key, value in module._buffers.items()}
+        buffers = {key: self._restore_plan(value) for key, value in module._buffers.items()}
         return SavedModule(weakref.ref(module), numbers, buffers)
 
     def _attributes(self, scaler: Any) -> dict[str, Any]:
         attributes = vars(scaler).items()
         return {
-            name: self._copy_of(value) for name, value in attributes if name not in _OF_THE_STEP
+            name: self._restore_plan(value)
+            for name, value in attributes
+            if name not in _OF_THE_STEP
         }
 
     def _add_parameter(self, parameter: Any, name: str) -> int:
@@ -89,7 +91,7 @@ class TrainingState:
         self.parameters.setdefault(id(parameter), SavedParameter(name, number))
         return number
 
-    def _copy_of(self, value: Any, depth: int = 0) -> Any:
+    def _restore_plan(self, value: Any, depth: int = 0) -> Any:
         """Return how a value is restored: itself, where it is plain."""
         if isinstance(value, _PLAIN):
             return value
@@ -97,9 +99,11 @@ class TrainingState:
             if is_copyable(self._torch, value):
                 return SavedTensor(self._copies.add(value))
         elif depth < _DEPTH and type(value) in (list, tuple):
-            return SavedSequence(type(value), [self._copy_of(part, depth + 1) for part in value])
+            return SavedSequence(
+                type(value), [self._restore_plan(part, depth + 1) for part in value]
+            )
         elif depth < _DEPTH and isinstance(value, dict):
-            return SavedDict({k: self._copy_of(v, depth + 1) for k, v in dict.items(value)})
+            return SavedDict({k: self._restore_plan(v, depth + 1) for k, v in dict.items(value)})
         return LEFT_ALONE
 
     def _require_own_parameters(self, owned: "frozenset[int]") -> None:

@@ -111,7 +111,7 @@ class InferredSteps:
         if self._gate.inside or self._context.reporter.writer is None:
             return
         if self._looks:
-            self._look_through(tensors)
+            self._count_leaves(tensors)
             self._looks -= 1
             if not self._looks:
                 self._searched()
@@ -161,7 +161,7 @@ class InferredSteps:
 
     # ── which weights there are ───────────────────────────────────────────────────────────────
 
-    def _look_through(self, tensors: Any) -> None:
+    def _count_leaves(self, tensors: Any) -> None:
         single = isinstance(tensors, self._context.torch.Tensor)
         roots = [tensors] if single else list(tensors)
         for leaf in _leaves(roots):

@@ -558,7 +558,7 @@ class Retention:
                 once="write",
             )
 
-    def hold(self, ready: Sequence[Entry]) -> bool:
+    def update_holds(self, ready: Sequence[Entry]) -> bool:
         """Hold the newest ready entries, see `HardLinkHolds.update`.
 
         Returns:

@@ -563,7 +563,7 @@ class CheckpointService:
             changes = self._tracker.scan(self._position, now_s, wall, closely=closely, ended=ended)
             for entry in changes.lost:
                 self._kept.on_lost(entry)
-            dropped = self._kept.hold(changes.ready)
+            dropped = self._kept.update_holds(changes.ready)
             self._ready = self._kept.holds.verifiable_entries(self._register.entries, changes.ready)
             if changes.any or dropped:
                 self._kept.write()

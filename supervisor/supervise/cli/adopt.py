@@ -144,7 +144,7 @@ def _job(
             hint="the job trains on, and is not touched; adopt it with the installation that "
             f"started it, supervise {described.supervise}",
         )
-    environment.take_ownership(directory)
+    environment.lock_run_directory(directory)
     adopt = partial(AdoptedProcess, run_id=run.id, recorded=partial(recorded_returncode, directory))
     process = adopt(launch["pid"], launch["start_ticks"])
     environ = first_environment(run)

@@ -196,7 +196,9 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
     if incident is not None and run is not None:
         end = run.index + 1
         started = "relaunch" in run.runbook.verbs[:end]
-        limit = _first_limit(incident.case.band, continuity) if started and not refused else None
+        limit = (
+            _first_loss_limit(incident.case.band, continuity) if started and not refused else None
+        )
         continuity = structs.replace(continuity, limit=limit)
         steps = run.runbook.steps[:end]
         broken = started if refused else not all(step.tolerates(continuity) for step in steps)
@@ -236,7 +238,7 @@ def _verdict(continuity: Continuity) -> str:
     return "" if continuity.probe_batch is None else continuity.probe_batch.verdict
 
 
-def _first_limit(band: Band | None, continuity: Continuity) -> float | None:
+def _first_loss_limit(band: Band | None, continuity: Continuity) -> float | None:
     """Return what the first loss after a relaunch is under if the weights are the checkpoint's.
 
     Only where nothing better tells: a probe batch with the loss that it had says that they are. One

@@ -188,7 +188,9 @@ class ShardAttribution:
             self._steps += 1
         loss = values[loss_at] if 0 <= loss_at < len(values) else None
         high = (
-            self._residual(rank, loss) if calm and loss is not None and loss - loss == 0.0 else None
+            self._add_residual(rank, loss)
+            if calm and loss is not None and loss - loss == 0.0
+            else None
         )
         if number < 0.0:  # several: which of them it was cannot be told
             self._recent.append((frame.attempt, frame.step, None))
@@ -280,7 +282,7 @@ class ShardAttribution:
     def _life(self, rank: int) -> int:
         return self._lives[rank][1] if rank in self._lives else 0
 
-    def _residual(self, rank: int, loss: float) -> float | None:
+    def _add_residual(self, rank: int, loss: float) -> float | None:
         high = self._levels.setdefault(rank, Level()).residual(loss)
         if high is None:
             return None

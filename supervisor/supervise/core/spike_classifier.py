@@ -287,10 +287,10 @@ def answer_rejoined(case: Evidence) -> Rejoined:
         end = begin + window
         if is_high[begin] or sum(is_high[begin:end]) > window // FEW_HIGH:
             continue
-        if max(_medians(residuals[begin:end])) <= width:
+        if max(_raw_and_smooth_medians(residuals[begin:end])) <= width:
             first_step = case.after[begin][0]
             break
-    newest, smoothed = _medians(residuals[-window:])
+    newest, smoothed = _raw_and_smooth_medians(residuals[-window:])
     inside = max(newest, smoothed) <= width
     measured_text = (
         f"median of {window} losses {newest:+.3g} from the trend, smoothed {smoothed:+.3g}, "
@@ -312,7 +312,7 @@ def answer_rejoined(case: Evidence) -> Rejoined:
     )
 
 
-def _medians(residuals: Sequence[float]) -> tuple[float, float]:
+def _raw_and_smooth_medians(residuals: Sequence[float]) -> tuple[float, float]:
     """Return the medians of the residuals and of their smoothed course.
 
     The smoothing begins with the window: its memory of the spike itself is no plateau.

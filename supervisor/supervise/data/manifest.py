@@ -581,7 +581,9 @@ def _privacy(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
         fresh = sum(1 for kind in SECRETS if counts.pii.get(kind) and not before.pii.get(kind))
         kinds = counts.pii.keys() - {"ipv4"}  # a number of a version looks like one
         changes = [
-            _change(counts.pii[k], counts.pii_scanned, before.pii.get(k, 0), before.pii_scanned)
+            _significant_change(
+                counts.pii[k], counts.pii_scanned, before.pii.get(k, 0), before.pii_scanned
+            )
             for k in kinds
         ]
         growth = 1.0 + max(0.0, *changes, 0.0) / 100.0
@@ -594,14 +596,14 @@ def _privacy(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     if base is not None and rate is not None and base.counts.scored:
         before = base.counts
         if base.settings.scorer == now.settings.scorer:
-            shift = _change(counts.toxic, counts.scored, before.toxic, before.scored)
+            shift = _significant_change(counts.toxic, counts.scored, before.toxic, before.scored)
         reason = "the baseline was scored by another scorer"
     elif rate is not None:
         reason = numbers.no_baseline
     numbers.put("data_toxicity_shift", shift, reason)
 
 
-def _change(part: int, whole: int, part_before: int, whole_before: int) -> float:
+def _significant_change(part: int, whole: int, part_before: int, whole_before: int) -> float:
     """Return the relative change of a rate in %, 0 where chance explains it.
 
     A rate of none counts as one in all.
@@ -622,7 +624,7 @@ def _given(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     if base is not None and base.rejects and now.rejects:
         stages = ((now.rejects[n], base.rejects[n]) for n in now.rejects.keys() & base.rejects)
         moves = [
-            abs(_change(a.dropped, a.total, b.dropped, b.total))
+            abs(_significant_change(a.dropped, a.total, b.dropped, b.total))
             for a, b in stages
             if a.total and b.total
         ]

@@ -373,7 +373,7 @@ class Curve:
             for (x, level, spread), ahead in pairwise(knots)
         ]
 
-    def at(self, x: float) -> tuple[float, float] | None:
+    def level_and_spread(self, x: float) -> tuple[float, float] | None:
         """Return level and spread at `x`, None outside of the knots."""
         xs = self._xs
         if not xs[0] <= x <= xs[-1]:

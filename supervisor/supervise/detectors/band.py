@@ -115,7 +115,7 @@ class BandWatch(Debounced):
         self.last = step
         if self.by_steps:
             self.span(sample, step)
-        knot = self.curve.at(step)
+        knot = self.curve.level_and_spread(step)
         if knot is not None and self.since == UNBEGUN:
             self.since = step - 1
         if knot is None or sample is None or not abs(sample) < HUGE:

@@ -122,7 +122,7 @@ class CollapseWatch(Memory):
             return UNKNOWN
         self.last = step
         fraction = (step + 1) / self.spec.total_steps
-        knot = self.curve.at(fraction)
+        knot = self.curve.level_and_spread(fraction)
         if knot is None or sample is None or not abs(sample) < HUGE:
             return UNKNOWN
         shape, spread = knot

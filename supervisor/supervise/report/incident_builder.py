@@ -338,7 +338,7 @@ class _Case:
             skipped=self.skipped,
             good=facts.good_steps(self.incident, self.policy),
             slowness="" if self.slowness is None else self.slowness.text,
-            height=self._height(),
+            height=self._height_clause(),
         )
 
     def next_step(self) -> NextStep:
@@ -368,7 +368,7 @@ class _Case:
         newest = [] if self.tape is None else self.tape.newest(facts.RATE)
         return describe_rate_left(self.approval, rate, newest[-1][1]) if newest else ""
 
-    def _height(self) -> str:
+    def _height_clause(self) -> str:
         """Return how high the newest losses are, for a sentence; "" where no frame shows it."""
         loss = loss_metric_of(self.series)
         points = [] if self.tape is None or not loss else self.tape.newest(loss)

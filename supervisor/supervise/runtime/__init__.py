@@ -16,8 +16,8 @@ __getattr__ = lazy_exports(
         "controller": "Control",
         "environment": (
             "child_environment, explain_shortage, forecast_tier, inner_restarts, "
-            "make_environment, mark_directory_owner, remove_environment, sweep_environments, "
-            "take_ownership"
+            "lock_run_directory, make_environment, mark_directory_owner, remove_environment, "
+            "sweep_environments"
         ),
         "evidence": "Evidence",
         "fencing": "Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch",

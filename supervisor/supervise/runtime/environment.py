@@ -316,7 +316,7 @@ def make_environment(root: Path, run_id: str) -> Path:
     """Make the directory of a run, mode 0700, ours while this process lives. Raises OSError."""
     path = segment_directory(root, run_id)
     files.make_directory(path, exist_ok=False)
-    take_ownership(path)
+    lock_run_directory(path)
     return path
 
 
@@ -325,7 +325,7 @@ def segment_directory(root: Path, run_id: str) -> Path:
     return root / f"supervise-{os.getuid()}-{run_id}"
 
 
-def take_ownership(path: Path) -> None:
+def lock_run_directory(path: Path) -> None:
     """Mark a run's directory as ours while this process lives; another user's is left alone."""
     try:
         if not files.is_own_directory(path):

@@ -153,13 +153,13 @@ def find_step_mismatch(boundaries: Mapping[int, Sequence[Boundary]]) -> Objectio
     """Return which ranks do not mean the same step by its number, None where all do."""
     first, *others = sorted(boundaries)
     for rank in others:
-        reason = _compare(first, boundaries[first], rank, boundaries[rank])
+        reason = _step_objection(first, boundaries[first], rank, boundaries[rank])
         if reason is not None:
             return reason
     return None
 
 
-def _compare(
+def _step_objection(
     first_rank: int, mine: Sequence[Boundary], rank: int, theirs: Sequence[Boundary]
 ) -> Objection | None:
     ours = {step: (number, time_ns) for step, number, time_ns in mine}

@@ -282,9 +282,9 @@ class Hardware:
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
-            self.look()
+            self.measure()
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Ask everything once."""
         growth = self._growth  # of the launch that is looked at, before its processes are
         host: dict[str, float] = {}

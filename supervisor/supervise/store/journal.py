@@ -533,7 +533,7 @@ class Journal:
         for piece in self._pieces:
             piece.cited |= piece.first <= number < piece.end
 
-    def plan_thinning(self) -> Thinning | None:
+    def plan_next_thinning(self) -> Thinning | None:
         """Return the next piece to thin: the oldest that is not cited, else the oldest.
 
         Raises:

@@ -193,7 +193,7 @@ class Recorder:
         if self._journal.size_bytes <= max_bytes:
             return
         try:
-            plan = self._journal.plan_thinning()
+            plan = self._journal.plan_next_thinning()
             if plan is None:
                 return
             facts = plan.facts
