@@ -164,6 +164,9 @@ FACTS: dict[str, Any] = {
     "folder": "/out",
     "device": "cuda:0 (H100)",
     "fault": MemoryRows.LOST,
+    "sha": "sha256:0",
+    "waiting": "ask-2",
+    "is_same": True,
 }
 # What is else in a kind; None: the fact is left out.
 OTHERS: dict[str, list[dict[str, Any]]] = {
@@ -192,6 +195,8 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"judged": Judged.OTHER_DATA, "probe_before": None},
         {"judged": Judged.UNJUDGED, "probe": None, "probe_before": None},
     ],
+    "RequestUnknown": [dict.fromkeys(("waiting", "runbook"))],
+    "RequestOver": [{"is_same": False}, dict.fromkeys(("waiting", "runbook"))],
     "RequestDenied": [{"operator": None}],
     "RestoredTo": [{"is_loop_kept": False}],
     "RuleInBreach": [{"breach": form} for form in Breach if form != Breach.AGAIN],

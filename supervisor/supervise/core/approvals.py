@@ -197,20 +197,22 @@ def explain_stale_request(
     return None if policy.digest == pending.policy else reasons.Settled.RELOADED
 
 
-def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tuple[str, bool]:
+def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tuple[Cause, bool]:
     """Return the answer to a word about a request that does not wait, and whether all is well.
 
     `outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
     """
     settled, pending = requests.settled.get(name), requests.pending
     verb = "approve" if outcome == "approved" else "deny"
-    then = f"; supervise {verb} RUN {pending.id}" if pending is not None else ""
+    waiting, runbook = ("", "") if pending is None else (pending.id, pending.runbook)
     if settled is None:
-        waits = f"; {pending.id} for {pending.runbook} is" if pending is not None else ""
-        return f"no request {name!r} is waiting{waits}{then}", False
-    again = settled[0] == outcome
-    newer = f"; {pending.id} for {pending.runbook} waits instead" if pending is not None else ""
-    return f"{'no change' if again else 'too late'}: {name} was {settled[1]}{newer}{then}", again
+        unknown = notices.RequestUnknown(request=name, verb=verb, waiting=waiting, runbook=runbook)
+        return unknown, False
+    is_same = settled[0] == outcome
+    over = notices.RequestOver(
+        request=name, verb=verb, waiting=waiting, runbook=runbook, end=settled[1], is_same=is_same
+    )
+    return over, is_same
 
 
 def keeps_request(

@@ -652,6 +652,66 @@ class ApprovalUnneeded(Notice, frozen=True, kw_only=True):
     summary: str
 
 
+class ApprovalAnswer(Clause, frozen=True, kw_only=True):
+    TEXT = "{request} approved: {runbook} starts"
+    request: str
+    runbook: str
+
+
+class DenialAnswer(ApprovalAnswer, frozen=True, kw_only=True):
+    TEXT = "{request} denied: {runbook} does not run; automatic actions are off"
+
+
+class ApprovalAgain(Clause, frozen=True, kw_only=True):
+    TEXT = "{request} was already approved by {operator}"
+    request: str
+    operator: str
+
+
+class DenialLate(ApprovalAgain, frozen=True, kw_only=True):
+    TEXT = "too late: {request} was approved by {operator}"
+
+
+class RequestStale(Clause, frozen=True, kw_only=True):
+    TEXT = "{request} expired: {cause}; a new request is created"
+    request: str
+    cause: Cause
+
+
+class RequestDiffers(Clause, frozen=True, kw_only=True):
+    TEXT = "{request} has other arguments: {sha}"
+    request: str
+    sha: str
+
+
+class RequestUnknown(Clause, frozen=True, kw_only=True):
+    """`waiting`: the request that waits, for `runbook`; "" for none."""
+
+    TEXT = (
+        "no request {request!r} is waiting"
+        "[; {waiting} for {runbook} is; supervise {verb} RUN {waiting}]"
+    )
+    request: str
+    verb: str
+    waiting: str = ""
+    runbook: str = ""
+
+
+class RequestOver(RequestUnknown, frozen=True, kw_only=True):
+    """`end`: how it was settled. `is_same`: as it is asked for now."""
+
+    TEXT = (
+        "{news}: {request} was {end}"
+        "[; {waiting} for {runbook} waits instead; supervise {verb} RUN {waiting}]"
+    )
+    end: str
+    is_same: bool
+
+    @property
+    def news(self) -> str:
+        return "no change" if self.is_same else "too late"
+
+
 # ── actions ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -20,6 +20,7 @@ from . import (
     notices,
     opening,
     reasons,
+    run_notices,
     runbook_runner,
 )
 from .incident import Incident, format_arguments
@@ -63,7 +64,7 @@ class Answer:
         action: id of the action that follows; its outcome is on record under it.
     """
 
-    text: str
+    text: Cause | str
     ok: bool = True
     action: str | None = None
     then: Callable[[], None] = _nothing
@@ -248,17 +249,18 @@ def approve_request(ctx: StepContext, event: OperatorCommand) -> Answer:
     if pending is None or incident is None:
         return _late(ctx.state.approvals, event, "approved")
     if pending.granted:
-        return Answer(f"{pending.id} was already approved by {pending.granted}")
+        return Answer(notices.ApprovalAgain(request=pending.id, operator=pending.granted))
     stale = approvals.explain_stale_request(ctx.policy, ctx.state, incident, pending)
     if stale is not None:
-        text = f"{pending.id} expired: {stale}; a new request is created"
+        text = notices.RequestStale(request=pending.id, cause=stale)
         return Answer(text, ok=False, then=lambda: renew_request(ctx, stale))
 
     def then() -> None:
         pending.granted = event.operator
         runbook_runner.start_waiting_runbook(ctx)
 
-    return Answer(f"{pending.id} approved: {pending.runbook} starts", then=then)
+    answer = notices.ApprovalAnswer(request=pending.id, runbook=pending.runbook)
+    return Answer(answer, then=then)
 
 
 def deny_request(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -267,8 +269,8 @@ def deny_request(ctx: StepContext, event: OperatorCommand) -> Answer:
     if pending is None or incident is None:
         return _late(ctx.state.approvals, event, "denied")
     if pending.granted:
-        raise Refused(f"too late: {pending.id} was approved by {pending.granted}")
-    text = f"{pending.id} denied: {pending.runbook} does not run; automatic actions are off"
+        raise Refused(notices.DenialLate(request=pending.id, operator=pending.granted))
+    text = notices.DenialAnswer(request=pending.id, runbook=pending.runbook)
     return Answer(text, then=lambda: _denied(ctx, incident, event.operator))
 
 
@@ -306,7 +308,7 @@ def _request(
         return None, None
     sha = str(event.args.get("sha") or "")
     if sha and not pending.sha.removeprefix("sha256:").startswith(sha.removeprefix("sha256:")):
-        raise Refused(f"{pending.id} has other arguments: {pending.sha}")
+        raise Refused(notices.RequestDiffers(request=pending.id, sha=pending.sha))
     return pending, state.incident
 
 
@@ -339,17 +341,17 @@ def on_command(ctx: StepContext, event: OperatorCommand) -> None:
         answer = _answer(ctx, event)
     except Refused as no:
         answer = Answer(str(no), ok=False)
-    key = event.args.get("key")
+    key, text = event.args.get("key"), str(answer.text)
     args_text = format_arguments(
         Payload({name: arg for name, arg in event.args.items() if name != "key"})
     )
     ctx.record(
         CommandAnswered(
-            reason=f"{event.operator}: {event.command} {args_text}".rstrip() + f": {answer.text}",
+            reason=f"{event.operator}: {event.command} {args_text}".rstrip() + f": {text}",
             args=event.args,
             command=event.command,
             command_id=key if isinstance(key, str) else None,
-            answer=answer.text,
+            answer=text,
             ok=answer.ok,
             action=answer.action,
         )
@@ -445,7 +447,7 @@ def _ack(ctx: StepContext, event: OperatorCommand) -> Answer:
         draft.acknowledged_by = operator
         ctx.messages.add(draft, replace=False)
 
-    return Answer(f"{incident.id} acknowledged; reminders stopped", then=then)
+    return Answer(run_notices.AckAnswer(incident=incident.id), then=then)
 
 
 def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
@@ -466,11 +468,8 @@ def _silence(ctx: StepContext, event: OperatorCommand) -> Answer:
             state.rules.silenced[name] = (state.frame_count + steps, event.operator)
 
     if not steps:
-        return Answer(f"silence on {name} removed", then=then)
-    return Answer(
-        f"{name} silenced for {steps} steps: no action, no notification; it is still recorded",
-        then=then,
-    )
+        return Answer(run_notices.SilenceOver(rule=name), then=then)
+    return Answer(run_notices.SilenceAnswer(rule=name, steps=steps), then=then)
 
 
 PLANS = 16  # that are known at a time and not over; project default

@@ -801,6 +801,22 @@ class PolicyInForce(Notice, frozen=True, kw_only=True):
     changes: str
 
 
+class AckAnswer(Clause, frozen=True, kw_only=True):
+    TEXT = "{incident} acknowledged; reminders stopped"
+    incident: str
+
+
+class SilenceAnswer(Clause, frozen=True, kw_only=True):
+    TEXT = "{rule} silenced for {steps} steps: no action, no notification; it is still recorded"
+    rule: str
+    steps: int
+
+
+class SilenceOver(Clause, frozen=True, kw_only=True):
+    TEXT = "silence on {rule} removed"
+    rule: str
+
+
 # ── channels ──────────────────────────────────────────────────────────────────────────────────────
 
 
