@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervise.actions import LrScale, Pause, Resume, Rollback, SkipStep, Snapshot, Stop, Undo
@@ -115,6 +117,23 @@ def test_a_mute_by_state_ends_with_the_state(tell):
 
     assert story.state.machine == "suspect"
     assert story.state.incident.rules == ["grad"]
+
+
+@pytest.mark.parametrize(("again", "opens"), [(0, False), (1, True)])
+def test_what_held_only_while_an_action_changed_the_job_opens_nothing_by_its_keep(
+    tell, again, opens
+):
+    plain = tell().policy.rules
+    rules = (plain[0], replace(plain[1], keep_steps=250), plain[2])
+    inhibit = (Inhibit(mute=("grad",), by_state=("acting", "probation")),)
+    story = tell(rules=rules, inhibit=inhibit, healthy=50, then=8.0)
+    story.frames(2.0, times=3, grad=20.0)
+    story.frames(2.0, times=60)
+    assert story.state.machine == "nominal"
+    story.frames(2.0, times=again, grad=20.0)
+    story.frames(2.0, times=5)
+
+    assert (story.state.incident is not None) == opens
 
 
 def easing(tell, **changes):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import supervise_probe
 from supervise.runtime import (
     child_environment,
     explain_shortage,
@@ -19,12 +18,12 @@ from supervise.runtime import (
     remove_environment,
     sweep_environments,
 )
-from supervise_probe.ipc.segment import Writer
+from supervise_probe.ipc import segment
 
 PYTHON = sys.executable
 
 
-OURS = str(Path(supervise_probe.__file__).parent / "inject")
+OURS = str(Path(segment.__file__).parents[1] / "inject")
 
 
 def test_only_two_variables_change(tmp_path):
@@ -206,7 +205,7 @@ def test_a_name_alone_keeps_no_directory_but_any_segment_of_a_living_process_doe
     (path / f"rank-0.{os.getppid()}.seg").write_bytes(b"garbage")
     (path / "job.1").write_text("")
     os.mkfifo(path / f"rank-1.{os.getpid()}.seg")
-    writer = Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
+    writer = segment.Writer.create(str(path), "mine", 0, 1, slots=16, capacity=8)
     writer.close()
     raw = bytearray(Path(writer.path).read_bytes())
     for version in (raw[8], raw[8] + 1):

@@ -29,6 +29,7 @@ from .model import state_machine
 from .model.action import Refused
 from .model.decisions import (
     ACTING_MODES,
+    BREACH,
     SEVERITIES,
     SUPERSEDED,
     RuleCleared,
@@ -142,12 +143,18 @@ def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, 
 
 
 def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
-    """Offer rules again that still fire when what muted them is gone, or has lasted."""
+    """Offer rules again that still fire when what muted them is gone, or has lasted.
+
+    One that held only while an action changed the job, and fires by its `keep`, is of that action:
+    it is offered where it holds again.
+    """
     policy, state, muted = ctx.policy, ctx.state, ctx.state.rules.muted
     firing = set(state.firing(policy))
     free, again = [], []
-    for rule in policy.rules:
+    for rule, watch in zip(policy.rules, monitor.rules, strict=True):
         if rule.id not in muted:
+            continue
+        if muted[rule.id] == Suppressor("inhibit", state_machine.ACTING) and watch.code != BREACH:
             continue
         muted_by = _muted(policy, state, monitor, rule, firing, state.machine)
         if muted_by is None:

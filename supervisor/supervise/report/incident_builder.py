@@ -343,7 +343,7 @@ class _Case:
 
     def next_step(self) -> NextStep:
         steps = sentences.next_step(self.status, self.message_texts, self.failure, self.approval)
-        if steps[:1] == (STOP_JOB,) and self.records[-1].kind == "run_end":
+        if self.records[-1].kind == "run_end" and steps[0].command == STOP_JOB.command:
             steps = steps[1:]
         filled = [step.filled(*self._names()) for step in steps]
         return NextStep(render_steps(filled), filled)
