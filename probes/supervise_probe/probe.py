@@ -78,7 +78,7 @@ class Probe:
         """Patch torch, and register for forks and the exit. Call it once."""
         self._registry.install(self._torch)
         install.install_patches(self._torch, self.gate, self.guard, self._times, self._listeners)
-        failure.record_exit_statuses()
+        failure.record_exit_calls()
         failure.watch_threads(self._location)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._exit)

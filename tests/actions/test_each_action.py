@@ -189,7 +189,7 @@ def test_weights_that_mend_are_damaged_where_no_batch_is_the_cause(context, book
 def test_the_longest_stop_fits_into_its_deadline():
     longest = Stop(grace=300.0, term=300.0)
 
-    assert longest.check() == []
+    assert longest.find_errors() == []
     assert longest.grace + longest.term + 30 <= longest.deadline_s
 
 
@@ -244,7 +244,7 @@ def test_a_job_without_steps_is_stopped_only_where_neither_cpu_nor_data_moves(co
     ids=str,
 )
 def test_values_that_cannot_work_are_named_by_their_key(action, wrong):
-    assert [field for field, _ in action.check()] == wrong.split()
+    assert [field for field, _ in action.find_errors()] == wrong.split()
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_the_fraction_that_a_refusal_names_allows_one_shard(context, count):
     fraction = float(str(refused.value).split("none; ")[1].split()[0])
     action = dataclasses.replace(NAMED, max_fraction=fraction)
 
-    assert action.check() == [] and action.plan(context(shards=count))["most"] == 1
+    assert action.find_errors() == [] and action.plan(context(shards=count))["most"] == 1
 
 
 def test_an_operator_is_on_record_and_not_bound_by_what_was_seen_so_far(context):
@@ -351,7 +351,7 @@ def test_every_action_is_documented_and_can_work_by_its_defaults(verb):
     assert all(heading in page for heading in ("Example:\n", "Undo: ", "Source: "))
     assert f"- {verb}" in page
     assert int not in {hints[field.name] for field in dataclasses.fields(kind)}
-    assert kind(**NEEDED.get(verb, {})).check() == []
+    assert kind(**NEEDED.get(verb, {})).find_errors() == []
 
 
 @pytest.mark.parametrize(

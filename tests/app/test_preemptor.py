@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.core.model import JobSettings, Notice, OperatorCommand, Payload
-from supervise.runtime import Forwarder, PendingCommand, Preemptor, RankView
+from supervise.runtime import PendingCommand, Preemptor, RankView, SignalForwarder
 
 PATH = "out/ckpt.supervise-8.pt"
 
@@ -51,7 +51,7 @@ def run(tmp_path):
     """A preemptor with its fakes, in the last seconds of an allocation if `end` says so."""
 
     def make(end=""):
-        processor, forwarder, job = FakeProcessor(), Forwarder(), FakeJob()
+        processor, forwarder, job = FakeProcessor(), SignalForwarder(), FakeJob()
         forwarder.allow_holding()
         clock = SimpleNamespace(now_s=1000.0)
         allocation = {"SLURM_JOB_END_TIME": end}

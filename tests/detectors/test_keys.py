@@ -135,11 +135,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("kind", "fields", "key", "words"), WRONG)
 def test_keys_that_cannot_work_are_named_in_the_complaint(kind, fields, key, words):
-    complaints = dict(getattr(detectors, kind)(**GOOD[kind] | fields).check())
+    complaints = dict(getattr(detectors, kind)(**GOOD[kind] | fields).find_errors())
 
     assert words in complaints[key]
 
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_keys_that_can_work_pass(kind):
-    assert getattr(detectors, kind)(**GOOD[kind]).check() == []
+    assert getattr(detectors, kind)(**GOOD[kind]).find_errors() == []

@@ -712,5 +712,5 @@ def test_it_agrees_with_its_reference(kind, data):
     events = data.draw(reference.events)
     expected = reference.slow(detector, events)
 
-    assert detector.check() == []
+    assert detector.find_errors() == []
     assert run(detector, events)[: len(expected)] == expected

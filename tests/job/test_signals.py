@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from supervise.runtime import Forwarder, is_handled
+from supervise.runtime import SignalForwarder, is_handled
 from tests.support.waiting import wait_until
 
 PYTHON = sys.executable
@@ -92,7 +92,7 @@ def forwarder():
     names = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT", "TSTP", "CHLD")
     numbers = [getattr(signal, f"SIG{name}") for name in names]
     before = list(map(signal.getsignal, numbers))
-    made = Forwarder()
+    made = SignalForwarder()
     made.install()
     yield made
     made.restore()
@@ -106,7 +106,7 @@ def test_the_third_is_known_as_what_it_was(forwarder, start):
         os.kill(os.getpid(), signum)
 
     assert process.wait(60.0) is not None
-    notices = forwarder.notices()
+    notices = forwarder.take_notices()
     assert [notice.data["signal"] for notice in notices] == ["SIGTERM", "SIGINT", "SIGTERM"]
     assert [notice.data["killed"] for notice in notices] == [False, False, True]
     assert "passed on" in notices[1].message
@@ -185,7 +185,7 @@ def test_a_held_signal_reaches_the_job(forwarder, holding, monkeypatch, grace_s,
     monkeypatch.setattr("supervise.core.model.preemption.ECHO_S", 0.0)
     forwarder.offer(grace_s, 5.0)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert forwarder.notices()[-1].data["held"]
+    assert forwarder.take_notices()[-1].data["held"]
     assert holding.wait(0.0) is None
     release(forwarder)
 
@@ -204,7 +204,7 @@ def test_a_signal_to_all_processes_counts_once(forwarder, holding, first):
     for way in ways if first == "the supervisor" else ways[::-1]:
         way()
     os.kill(os.getpid(), signal.SIGTERM)
-    (notice,) = forwarder.notices()
+    (notice,) = forwarder.take_notices()
     assert notice.data["held"] and holding.wait(0.0) is None
     forwarder.settle()
 
@@ -222,11 +222,11 @@ def test_what_the_job_handles_does_not_wait_even_behind_one_that_does(forwarder,
     wait_until(lambda: is_handled(process.pid, signal.SIGUSR1))
     forwarder.offer(60.0, 60.0)
     os.kill(os.getpid(), signal.SIGUSR2)
-    assert forwarder.notices()[-1].data["held"]
+    assert forwarder.take_notices()[-1].data["held"]
     os.kill(os.getpid(), signal.SIGUSR1)
 
     assert process.wait(60.0) == 7
-    assert forwarder.notices()[-1].data["handled"]
+    assert forwarder.take_notices()[-1].data["handled"]
 
 
 def test_a_stop_signal_stops_the_job_and_continue_continues_it(wrapped, job_pid):

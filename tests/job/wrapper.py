@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from supervise.errors import LaunchError
-from supervise.runtime import Forwarder, JobOutput, Process, Terminal, exit_code
+from supervise.runtime import JobOutput, Process, SignalForwarder, Terminal, exit_code
 
 
 def main() -> int:
-    forwarder = Forwarder()
+    forwarder = SignalForwarder()
     forwarder.install()
     output = JobOutput(Path(os.environ["KEEP"])) if "KEEP" in os.environ else None
     if output is not None:

@@ -130,5 +130,5 @@ def test_quiet_hours_are_checked(quiet, flaw):
     """PagerDuty has its own: a digest could resolve no alert there."""
     kinds = notifiers.KINDS
 
-    assert kinds["console"](quiet=quiet).check() == ([("quiet", flaw)] if flaw else [])
-    assert kinds["pagerduty"](key_env="K", quiet=quiet).check()[0][0] == "quiet"
+    assert kinds["console"](quiet=quiet).find_errors() == ([("quiet", flaw)] if flaw else [])
+    assert kinds["pagerduty"](key_env="K", quiet=quiet).find_errors()[0][0] == "quiet"

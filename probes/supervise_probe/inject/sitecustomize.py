@@ -81,14 +81,14 @@ def watch_end() -> None:
     import atexit
     import faulthandler
 
-    atexit.register(leave, record_exit_statuses())
+    atexit.register(leave, record_exit_calls())
     if not faulthandler.is_enabled() and "--multiprocessing-fork" not in ARGV:
         path = os.path.join(os.path.splitext(CONFIG)[0], "boot.%d" % PID)
         safe = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | safe))
 
 
-def record_exit_statuses() -> "Dict[int, Any]":
+def record_exit_calls() -> "Dict[int, Any]":
     """Remember what each thread gave to `sys.exit` last: exit handlers cannot ask Python.
 
     Returns:

@@ -369,7 +369,7 @@ HEADLINE_CHARS = 200
 _asked: dict[int, tuple[Any, Sequence[Any]]] = {}
 
 
-def record_exit_statuses() -> None:
+def record_exit_calls() -> None:
     """Listen to `sys.exit`. To be called once."""
     global _asked
     _asked = getattr(sys.exit, "asked", _asked)

@@ -84,7 +84,7 @@ class Verify(Verification):
         keep_firing_for learnt; 20 steps outlast the single good step inside a divergence.
     """
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if self.clear_for < 1:
             return [("clear_for", f"must be at least 1 step, not {self.clear_for}")]
         if self.within < self.clear_for:

@@ -66,7 +66,7 @@ class Profile(Action):
 
     steps: Steps = 5
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if not 1 <= self.steps <= LONGEST_TRACE:
             return [("steps", f"must be between 1 and {LONGEST_TRACE}, not {self.steps}")]
         return []
@@ -108,7 +108,7 @@ class RaiseSampling(Action):
     sets: tuple[Set, ...] = ()
     lift: bool = False
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if self.every < 1:
             wrong.append(("every", f"must be at least 1 step, not {self.every}"))
@@ -165,7 +165,7 @@ class CheckWeights(Action):
     again: Steps = 20
     unknown: Literal["wait", "proceed"] = "wait"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 1.0 < self.within <= 10.0:
             wrong.append(("within", f"must be above 1 and at most 10, not {self.within:g}"))

@@ -56,7 +56,7 @@ class Pause(Action):
 
     lease: Seconds = 900.0
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if not 10.0 <= self.lease <= 86400.0:
             return [("lease", f"must be between 10s and 24h, not {self.lease:g}s")]
         return []
@@ -107,7 +107,7 @@ class Stop(Action):
     requeue: bool = False
     if_idle: Seconds = 0.0  # 0: stop it in any case
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         return [
             (name, f"must be between 0s and 300s, not {value:g}s")
             for name in ("grace", "term", "if_idle")

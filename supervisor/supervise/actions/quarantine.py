@@ -45,7 +45,7 @@ class Unquarantine(Action):
 
     shards: Literal["incident"] | tuple[str, ...] = "incident"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if not isinstance(self.shards, str) and (not self.shards or "" in self.shards):
             return [("shards", "must name at least one shard, none of them empty")]
         return []
@@ -100,7 +100,7 @@ class Quarantine(Action):
     positions: Literal["none", "breach"] = "none"
     max_fraction: float = 0.02
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if self.shards == "none" and self.positions == "none":
             wrong.append(("shards", "selects nothing, and so does positions"))

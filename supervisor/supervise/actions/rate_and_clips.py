@@ -120,7 +120,7 @@ class LrScale(Action):
     set: float
     rewarm: Steps = 0
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 0.0 < self.set <= 1.0:
             wrong.append(("set", f"must be above 0 and at most 1, not {self.set:g}"))
@@ -188,7 +188,7 @@ class HoldRate(Action):
     tested: bool = False
     lift: bool = False
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 0.0 < self.within < math.inf:
             wrong.append(("within", f"must be above 0, not {self.within:g}"))
@@ -273,7 +273,7 @@ class Clip(Action):
     for_: Steps = 500
     lift: bool = False
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         choices = [self.max_norm is not None, self.factor is not None, self.lift]
         if sum(choices) != 1:
             return [("max_norm", "give one of max_norm, factor and lift")]
@@ -348,7 +348,7 @@ class UpdateClip(Action):
     max_gb: float = 4.0
     lift: bool = False
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 0.0 <= self.sigma <= 100.0:
             wrong.append(("sigma", f"must be between 0 and 100, not {self.sigma:g}"))
@@ -407,7 +407,7 @@ class SkipStep(Action):
     count: Steps = 1
     most: Steps = 3
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 1 <= self.most <= 1000:
             wrong.append(("most", f"must be between 1 and 1000, not {self.most}"))
@@ -457,7 +457,7 @@ class LossScale(Action):
 
     set: float | Literal["default"] = "default"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if self.set != "default" and not 0.0 < self.set <= LARGEST_SCALE:
             return [("set", f"must be above 0 and at most {LARGEST_SCALE:g}, not {self.set:g}")]
         return []

@@ -113,7 +113,7 @@ class Rollback(Action):
     rewarm: Steps = 50
     moments: Literal["restore", "zero", "suspect"] = "restore"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if self.at_least < 0:
             wrong.append(("at_least", f"must not be negative, not {self.at_least}"))
@@ -215,7 +215,7 @@ class Relaunch(Action):
     if_idle: Seconds = 0.0  # 0: in any case
     continuity: Literal["exact", "weights", "any"] = "weights"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = [
             (name, f"must not be negative, not {value}")
             for name in ("at_least", "rewarm", "skip")

@@ -129,7 +129,7 @@ class Expectation(Section, frozen=True, kw_only=True):
             else (0, last_frame if self.by is None else self.by)
         )
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         options = [name for name in SUBJECTS if getattr(self, name) is not None]
         times = [name for name in WINDOWS if getattr(self, name) is not None]
         if self.end is False:
@@ -215,7 +215,7 @@ class Injection(Section, frozen=True, kw_only=True):
     ] = msgspec.field(name="for", default=None)
     count: Annotated[Some, describe_key("how many actions fail")] = 1
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         options = [name for name in INJECTIONS if getattr(self, name) is not None]
         if self.probe_restart is False:
             return [("probe_restart", "is true or left out")]
@@ -261,7 +261,7 @@ class Scenario(Section, frozen=True):
     every: Annotated[Seconds, describe_key("time between two frames")] = 0.1
     delay: Annotated[Seconds, describe_key("time that an action takes")] = 0.0
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if not self.series:
             return [("series", "is empty")]
         if not 0.001 <= self.every <= 3600.0:

@@ -222,13 +222,13 @@ def _flaws(
     *,
     wrong: Collection[str] = (),
 ) -> Iterator[tuple[Place, str]]:
-    """Yield where values contradict each other, and how: `check` of each section.
+    """Yield where values contradict each other, and how: `find_errors` of each section.
 
     Args:
         wrong: keys of `section` that have other mistakes; it cannot be checked as a whole then.
     """
-    is_whole = hasattr(section, "check") and not wrong
-    for attribute, message in section.check() if is_whole else ():
+    is_whole = hasattr(section, "find_errors") and not wrong
+    for attribute, message in section.find_errors() if is_whole else ():
         name = attribute.rstrip("_")
         location: Place = node.locate(name) if isinstance(node, MapNode) else node
         if overridden:

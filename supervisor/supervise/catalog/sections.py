@@ -363,7 +363,7 @@ class Baseline(Section, frozen=True):
         """Return `min`; by default 64, or the window if that is smaller."""
         return min(64, self.window) if self.min is None else self.min
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if self.least > self.window:
             return [("min", f"is larger than the window of {self.window}")]
         return []

@@ -207,7 +207,7 @@ def invoke(argv: list[str] | None = None) -> int:
         _print_error(_of_click(error))
         return UsageError.exit_code
     except _UnwritableError as error:
-        return _streams.report_unwritable(error.reason)
+        return _streams.report_unwritable_stdout(error.reason)
 
 
 def _of_click(error: click.ClickException) -> UsageError:

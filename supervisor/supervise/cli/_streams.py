@@ -278,12 +278,12 @@ def exit_process(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
-        code = report_unwritable(error)
+        code = report_unwritable_stdout(error)
     sys.stderr.flush()
     os._exit(code)
 
 
-def report_unwritable(error: OSError | ValueError) -> int:
+def report_unwritable_stdout(error: OSError | ValueError) -> int:
     """Report why standard output cannot be written; return the exit code."""
     sys.stdout = _null("w")
     if isinstance(error, BrokenPipeError):

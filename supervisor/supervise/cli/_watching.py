@@ -33,7 +33,7 @@ from ..runtime.logs import NAME, SupervisorLog
 from ..runtime.loop import App
 from ..runtime.process import Process
 from ..runtime.settings import Settings
-from ..runtime.signals import Forwarder
+from ..runtime.signals import SignalForwarder
 from ..runtime.status_writer import run_vitals, write_closed_channels
 from ..store import run_directory
 from ..store.policies import Reloader
@@ -75,7 +75,7 @@ def watch_started(
     launcher: Launcher,
     recorder: Recorder,
     process: Process,
-    forwarder: Forwarder,
+    forwarder: SignalForwarder,
     print_line: PrintLine,
 ) -> int:
     """Watch a job that has just started; return the exit code to pass on."""
@@ -130,7 +130,7 @@ def _citations(policy: Policy, print_line: PrintLine) -> Iterator[Payload]:
 
 
 def watch_job(
-    app: App, process: Process, outbox: Outbox, forwarder: Forwarder, print_line: PrintLine
+    app: App, process: Process, outbox: Outbox, forwarder: SignalForwarder, print_line: PrintLine
 ) -> int:
     """Watch the job to its end and print the receipt; return the exit code to pass on."""
     run, directory = app.settings.run, app.settings.shm

@@ -40,7 +40,7 @@ from ..runtime.loop import App
 from ..runtime.process import AdoptedProcess
 from ..runtime.segment_reader import recorded_returncode
 from ..runtime.settings import RecoveredRun, Settings
-from ..runtime.signals import Forwarder
+from ..runtime.signals import SignalForwarder
 from ..store import audit
 from ..store.files import is_locked, read_json
 from ..store.policies import Reloader, reload_target, reloaded_policy_path
@@ -166,7 +166,7 @@ def _supervisor(
     print_line: PrintLine,
     *,
     quiet: bool,
-) -> tuple[App, Outbox, Forwarder]:
+) -> tuple[App, Outbox, SignalForwarder]:
     senders, unset = build_senders(channels_of(past.started.notify, quiet=quiet), os.environ)
     for warning in unset:
         print_line(f"supervise: warning: {warning}")
@@ -190,7 +190,7 @@ def _supervisor(
         redactor=clean,
         facts={"channels": [sender.name for sender in senders]},
     )
-    forwarder = Forwarder()
+    forwarder = SignalForwarder()
     app = App(settings, launcher, forwarder, recorder)
     return (
         app,

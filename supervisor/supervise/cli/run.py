@@ -24,7 +24,7 @@ from ..runtime import environment
 from ..runtime.launcher import Launch, Launcher, make_redactor
 from ..runtime.process import Process, exit_code, replace_process
 from ..runtime.process_tree import Terminal
-from ..runtime.signals import Forwarder
+from ..runtime.signals import SignalForwarder
 from ..store.recorder import Recorder
 from ..store.run_directory import Endpoint, RunDescription, RunDir
 from ._output import OpenRecords, PrintLine, channels_of, keep_output, line_printer, open_records
@@ -296,7 +296,7 @@ def start_and_watch(
     )
     root = environment.shared_memory_base(environ)
     directory = environment.segment_directory(root, run.id)
-    forwarder = Forwarder()
+    forwarder = SignalForwarder()
     try:
         environment.sweep_environments(root)
         try:
@@ -335,7 +335,7 @@ def start_and_watch(
 def _fail_open(
     watch: Callable[[], int],
     process: Process,
-    forwarder: Forwarder,
+    forwarder: SignalForwarder,
     report: Callable[[Exception, str], None],
 ) -> int:
     """Return the exit code: from here on the job's result counts, whatever happens to us.
@@ -399,7 +399,7 @@ def _end_protection(
         outbox.close()
 
 
-def _wait(process: Process, forwarder: Forwarder) -> int:
+def _wait(process: Process, forwarder: SignalForwarder) -> int:
     """Forward signals until the job ends; return the exit code to pass on."""
     while process.wait(0.0) is None:
         with contextlib.suppress(Exception):

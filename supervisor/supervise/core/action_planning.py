@@ -220,7 +220,7 @@ def _token_series(monitor: RankMonitor) -> dict[str, list[tuple[int, float]]]:
     return {name: monitor.history.series(name) for name in trends.TOKENS}
 
 
-def data_level_of(state: State, incident: Incident) -> DataLevel | None:
+def learned_data_level(state: State, incident: Incident) -> DataLevel | None:
     """Return the stretch of data, learned, that an incident began with; None where it is none."""
     monitor = state.monitors.get(incident.case.rank)
     if monitor is None or incident.case.rolled_back:
@@ -232,7 +232,7 @@ def data_level_of(state: State, incident: Incident) -> DataLevel | None:
 
 def remember_data_level(state: State, incident: Incident) -> None:
     """Keep the data that an incident began with: when they return, they are no news."""
-    level, levels = data_level_of(state, incident), state.context.data_levels
+    level, levels = learned_data_level(state, incident), state.context.data_levels
     if level is not None and all(level.step != known.step for known in levels):
         levels.append(level)
 
@@ -252,7 +252,7 @@ def describe_returned_data(state: State, monitor: RankMonitor, onset: int) -> st
     """Return what shows that data which the run has had came back at `onset`, "" for nothing."""
     levels, incident = [*state.context.data_levels], state.incident
     if incident is not None and incident.breach_step < onset:
-        level = data_level_of(state, incident)
+        level = learned_data_level(state, incident)
         levels += [] if level is None else [level]
     if not levels:
         return ""

@@ -297,7 +297,7 @@ def _follow_phase(
     if phase.follow(
         monitor.step, lr_phase, rate, frames_seen=frames_seen, warmup=base_policy.warmup_steps
     ):
-        rule_fired.on_phase_changed(ctx, phase.moved(base_policy), changes)
+        rule_fired.on_run_phase_changed(ctx, phase.moved(base_policy), changes)
 
 
 def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:

@@ -135,7 +135,7 @@ def _build_action(policy: Policy, verb: str, keys: Keys) -> Action:
         action = form(**keys)
     except TypeError as error:
         raise Refused(f"{verb}: {error}") from error
-    for key, sentence in action.check():
+    for key, sentence in action.find_errors():
         raise Refused(f"{verb}: {'the factor' if key == 'set' else key} {sentence}")
     return action
 
@@ -496,7 +496,7 @@ def _plan(ctx: StepContext, event: OperatorCommand) -> Answer:
     plan = Planned(first, last, what, cast(Literal["up", "down", "either"], expect))
     if plan.to_step <= ctx.state.step:
         raise Refused(f"plan: step {plan.to_step} is over; the run is at step {ctx.state.step}")
-    for key, sentence in plan.check():
+    for key, sentence in plan.find_errors():
         raise Refused(f"plan: {key} {sentence}")
     if plan.expect not in ("up", "down", "either"):
         raise Refused(f"plan: expect must be up, down or either, not {expect!r:.60}")

@@ -128,7 +128,7 @@ def end_machine_incident(ctx: StepContext, rules: Sequence[Rule]) -> None:
     closing.close_incident(ctx, incident, SUPERSEDED, superseded_by=newer.id)
 
 
-def on_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
+def on_run_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[int, bool]]) -> None:
     """Judge by the policy of the phase that begins; what fires and is worse in it is told again.
 
     Args:

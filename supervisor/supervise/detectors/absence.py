@@ -93,7 +93,7 @@ class Absence(Detector):
     def start(self) -> AbsenceWatch:
         return AbsenceWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         for key, value in self.after.items():
             if key not in AFTER:

@@ -71,7 +71,7 @@ class Band(MetricDetector):
     def start(self) -> BandWatch:
         return BandWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_knots(self.knots, "step", positive=self.transform == "log")
         wrong += check_quota(self.for_, self.m_of_n)
         wrong += check_clear(self.clear, "width", self.width, "spreads")

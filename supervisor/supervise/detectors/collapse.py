@@ -62,7 +62,7 @@ class Collapse(MetricDetector):
     def start(self) -> CollapseWatch:
         return CollapseWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_knots(self.knots, "fraction", positive=True, upper=1.0)
         begin, end = self.align
         if not 0.0 <= begin < end < 1.0:

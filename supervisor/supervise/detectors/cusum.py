@@ -83,7 +83,7 @@ class Cusum(MetricDetector):
     def start(self) -> CusumWatch:
         return CusumWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_quota(self.for_, self.m_of_n)
         if not 0.0 <= self.k < math.inf:
             wrong.append(("k", f"must be zero or a positive number of scales, not {self.k}"))

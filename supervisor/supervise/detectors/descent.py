@@ -65,7 +65,7 @@ class Descent(MetricDetector):
     def start(self) -> DescentWatch:
         return DescentWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if 32 <= self.window <= 1024:
             return []
         return [("window", f"must be 32 to 1024 rows, not {self.window}")]
@@ -138,7 +138,7 @@ class Comparable(AmountDetector):
     def start(self) -> ComparableWatch:
         return ComparableWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not FIRST <= self.window <= 1024:
             wrong.append(("window", f"must be {FIRST} to 1024 rows, not {self.window}"))
@@ -259,7 +259,7 @@ class Averaged(AmountDetector):
     def start(self) -> AveragedWatch:
         return AveragedWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 2 * FIRST <= self.window <= 1024:
             wrong.append(("window", f"must be {2 * FIRST} to 1024 rows, not {self.window}"))
@@ -392,7 +392,7 @@ class Stationary(AmountDetector):
     def start(self) -> StationaryWatch:
         return StationaryWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         return []
 
 
@@ -483,7 +483,7 @@ class Negligible(Detector):
     def start(self) -> NegligibleWatch:
         return NegligibleWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 0.0 < self.share < 1.0:
             wrong.append(("share", f"must be between 0 and 1, not {self.share}"))

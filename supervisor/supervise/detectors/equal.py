@@ -72,7 +72,7 @@ class Equal(Detector):
     def start(self) -> EqualWatch:
         return EqualWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_quota(self.for_, self.m_of_n)
         if (self.to is None) == (self.with_ is None):
             wrong.append(("to", "give exactly one of `to`, `with`"))

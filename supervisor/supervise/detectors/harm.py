@@ -59,7 +59,7 @@ class Harm(MetricDetector):
     def start(self) -> HarmWatch:
         return HarmWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 1e3 <= self.arl <= 1e12:
             wrong.append(("arl", f"must be 1e3 to 1e12 rows, not {self.arl}"))

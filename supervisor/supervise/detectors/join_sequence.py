@@ -48,7 +48,7 @@ class Join(Detector):
     def start(self) -> JoinWatch:
         return JoinWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if bool(self.all) == bool(self.any):
             wrong.append(("all", "give exactly one of `all`, `any`, with names of detectors"))
@@ -160,7 +160,7 @@ class Sequence(Detector):
     def start(self) -> SequenceWatch:
         return SequenceWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if len(self.steps) < 2:
             wrong.append(("steps", f"a sequence has at least two steps, not {len(self.steps)}"))

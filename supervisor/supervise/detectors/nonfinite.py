@@ -64,7 +64,7 @@ class Nonfinite(Detector):
     def start(self) -> NonfiniteWatch | GapWatch:
         return NonfiniteWatch(self) if self.gap is None else GapWatch(self, self.gap)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_quota(1, self.m_of_n)
         if not self.metrics_:
             wrong.append(("metrics", "names no metric"))

@@ -64,7 +64,7 @@ class Paired(Detector):
     def start(self) -> PairedWatch:
         return PairedWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_quota(self.for_, self.m_of_n)
         if self.gt is None and self.rel_gt is None and self.lt is None:
             wrong.append(("gt", "give at least one of `gt`, `rel_gt`, `lt`"))

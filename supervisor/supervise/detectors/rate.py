@@ -47,7 +47,7 @@ class Rate(Detector):
     def start(self) -> RateWatch:
         return RateWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if self.window < 1:
             return [("window", f"must be at least 1 step, not {self.window}")]
         bounds = (("count_gte", self.count_gte, self.window), ("share_gte", self.share_gte, 1))

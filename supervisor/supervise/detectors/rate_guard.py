@@ -74,7 +74,7 @@ class RateGuard(Detector):
     def start(self) -> RateGuardWatch:
         return RateGuardWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not self.metrics_:
             wrong.append(("metrics", "names no metric"))

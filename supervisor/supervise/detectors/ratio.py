@@ -60,7 +60,7 @@ class Ratio(MetricDetector):
     def start(self) -> RatioWatch:
         return RatioWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_bounds({"gt": self.gt, "lt": self.lt}, self.clear)
         if (self.slow is None) == (self.ref is None):
             wrong.append(("slow", "give exactly one of `slow`, `ref`"))

@@ -51,7 +51,7 @@ class Record(MetricDetector):
     def start(self) -> RecordWatch:
         return RecordWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
         if not 0.0 < self.gt < math.inf:
             wrong.append(("gt", f"must be a positive number, not {self.gt}"))

@@ -67,7 +67,7 @@ class RobustZ(MetricDetector):
     def start(self) -> RobustZWatch:
         return RobustZWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         jitter = self.rel_jitter
         wrong = []
         if jitter is not None and not 0.0 < jitter < math.inf:

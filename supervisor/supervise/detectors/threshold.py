@@ -54,7 +54,7 @@ class Threshold(MetricDetector):
     def start(self) -> ThresholdWatch:
         return ThresholdWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         bounds = {"gt": self.gt, "gte": self.gte, "lt": self.lt, "lte": self.lte}
         return check_bounds(bounds, self.clear) + check_quota(self.for_, self.m_of_n)
 

@@ -48,7 +48,7 @@ class Trend(MetricDetector):
     def start(self) -> TrendWatch:
         return TrendWatch(self)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         wrong = check_bounds(
             {"slope_per_1k_gt": self.slope_per_1k_gt, "slope_per_1k_lt": self.slope_per_1k_lt}
         )

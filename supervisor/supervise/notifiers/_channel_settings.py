@@ -129,7 +129,7 @@ class ChannelSettings(Settings):
     def open(self, env: Mapping[str, str]) -> Sender:
         """Return the sender. Raises UnsetError."""
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         try:
             self.route()
         except ValueError as error:

@@ -61,8 +61,8 @@ class Email(ChannelSettings):
         password = "" if self.password_env is None else required_variable(env, self.password_env)
         return EmailSender(self, password)
 
-    def check(self) -> list[tuple[str, str]]:
-        problems = super().check()
+    def find_errors(self) -> list[tuple[str, str]]:
+        problems = super().find_errors()
         for key, addresses in (("sender", (self.sender,)), ("to", tuple(self.to))):
             wrong = [
                 address

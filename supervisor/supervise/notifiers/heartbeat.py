@@ -65,7 +65,7 @@ class Heartbeat(Settings):
             required_url(env, self.url_env, allow_http=self.allow_http), self.every
         )
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         return [] if self.every > 0.0 else [("every", f"must be above zero, not {self.every:g}")]
 
     def warning(self) -> str | None:

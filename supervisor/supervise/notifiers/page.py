@@ -29,7 +29,7 @@ class Page(Settings):
         """Return the address, with a slash at its end."""
         return self.url if self.url.endswith("/") else f"{self.url}/"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         """Return what is wrong with the keys."""
         parts = urlsplit(self.url) if _URL.fullmatch(self.url) else None
         if parts is None or not parts.hostname:

@@ -51,10 +51,10 @@ class PagerDuty(ChannelSettings):
         key = required_variable(env, self.key_env)
         return PagerDutySender(key, URL_EU if self.eu else URL, min_sev=self.min_sev)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if self.quiet is not None:  # a digest could resolve no alert
             return [("quiet", "is set in PagerDuty itself")]
-        return super().check()
+        return super().find_errors()
 
 
 class PagerDutySender:

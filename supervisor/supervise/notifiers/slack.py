@@ -66,12 +66,12 @@ class Slack(ChannelSettings):
         url = required_url(env, self.url_env or "", allow_http=self.allow_http)
         return SlackSender(url, min_sev=self.min_sev)
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if (self.url_env is None) == (self.token_env is None):
             return [("url_env", "either this or token_env is needed, and not both")]
         if (self.token_env is None) != (self.channel is None):
             return [("channel", "belongs together with token_env")]
-        return super().check()
+        return super().find_errors()
 
 
 class SlackSender:

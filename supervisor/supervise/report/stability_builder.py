@@ -122,7 +122,7 @@ def build_stability_record(
         rules=no_policy
         if policy is None
         else recorded_rules(policy, frames, knowledge, records, drills, start.cites),
-        fault_injection=FaultInjection(in_this_run=drills, design=knowledge.design()),
+        fault_injection=FaultInjection(in_this_run=drills, design=knowledge.injectable_faults()),
         citations=start.cites,
         incidents=_incidents(records),
         interventions=_interventions(records, actions),

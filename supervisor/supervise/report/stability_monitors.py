@@ -304,7 +304,7 @@ class Knowledge:
         """Return what the fields that are read from this installation depend on."""
         return Installation(self.version, self.formulas_sha256, self.benchmark_results.sha256)
 
-    def design(self) -> list[Payload]:
+    def injectable_faults(self) -> list[Payload]:
         """Return every fault that can be injected, and in how many programs it showed."""
         drills = self.benchmark_results.drills
         return [

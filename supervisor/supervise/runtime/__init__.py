@@ -44,7 +44,7 @@ __getattr__ = lazy_exports(
         "segment_reader": "Ack, ProbeStatus, RankView, Segment, recorded_returncode",
         "segments": "ReadCursor, Segments",
         "settings": "RecoveredRun, Settings",
-        "signals": "Forwarder",
+        "signals": "SignalForwarder",
         "stacks": "RankSurvey, ask_for_stacks, main_frames, deepest_own_frame, py_spy_dump",
         "status": (
             "Life, Status, TrainingProgress, build_status, explain_missing_probe, "

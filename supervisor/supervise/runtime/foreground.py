@@ -16,7 +16,7 @@ from ..store import files
 from ..system import Thread
 from .loop import App
 from .process import Process
-from .signals import Forwarder
+from .signals import SignalForwarder
 
 CHECK_S = 0.5  # between two looks at the job; signals and the changes of a child come at once
 TERMINAL_S = 0.05  # the same where the job has a terminal: nothing announces a change of its group
@@ -35,7 +35,9 @@ class Foreground:
         process: the first of the job.
     """
 
-    def __init__(self, app: App, process: Process, outbox: Outbox, forwarder: Forwarder) -> None:
+    def __init__(
+        self, app: App, process: Process, outbox: Outbox, forwarder: SignalForwarder
+    ) -> None:
         self._app = app
         self._first = process
         self._outbox = outbox

@@ -58,7 +58,7 @@ from .processor import EventProcessor, Performer
 from .relauncher import Relauncher, exit_code_by_policy, health_gate
 from .segments import Segments
 from .settings import RecoveredRun, Settings
-from .signals import Forwarder, Wakeup, ctrl_c_notice
+from .signals import SignalForwarder, Wakeup, ctrl_c_notice
 from .status_writer import TICK_NS, StatusWriter
 from .watches import ControlInbox, FileWatch, PolicyWatch, Target, checkpoint_targets
 
@@ -271,7 +271,7 @@ class App:
     """
 
     def __init__(
-        self, settings: Settings, launcher: Launcher, forwarder: Forwarder, recorder: Recorder
+        self, settings: Settings, launcher: Launcher, forwarder: SignalForwarder, recorder: Recorder
     ) -> None:
         self.settings = settings
         self.recorder = recorder
@@ -351,7 +351,7 @@ class App:
         self._launcher.close_output()
         undelivered = self.deliver(outbox)
         self.processor.record_results()
-        for late in self._forwarder.notices():
+        for late in self._forwarder.take_notices():
             about = {"what": "signal", "details": dict(late.data)}
             self.recorder.note("note", self.processor.state.step, late.message, about)
         data = {

@@ -28,7 +28,7 @@ from .controller import Control
 from .fencing import PendingCommand
 from .process import Process
 from .processor import EventProcessor
-from .signals import Forwarder
+from .signals import SignalForwarder
 
 PREEMPT_NOTICE = "preempt"  # of the notices
 OFFER_S = 4.0  # the loop renews it each second; in a loop that hangs no signal waits
@@ -48,7 +48,7 @@ class Preemptor:
 
     def __init__(
         self,
-        forwarder: Forwarder,
+        forwarder: SignalForwarder,
         processor: EventProcessor,
         run: Path,
         environ: Mapping[str, str],
@@ -126,7 +126,7 @@ class Preemptor:
         Args:
             ended: the job's first process has.
         """
-        for notice in self._forwarder.notices():
+        for notice in self._forwarder.take_notices():
             self._processor.process(notice)
             self.observe(notice)
         request = self._forwarder.request

@@ -124,7 +124,7 @@ def ctrl_c_notice(at_ns: int) -> Notice:
     return Notice(at_ns, "signal", "SIGINT was typed at the terminal", data=Payload(data))
 
 
-class Forwarder:
+class SignalForwarder:
     """Passes signals on to the job from `install` until `restore`, which are for the main thread.
 
     Python runs signal handlers in the main thread only, between two of its bytecodes. So that
@@ -300,7 +300,7 @@ class Forwarder:
             self._terminal.close()
             self._terminal = None
 
-    def notices(self) -> list[Notice]:
+    def take_notices(self) -> list[Notice]:
         """Return the signals that came since the last call, oldest first.
 
         Their data: `signal`, the name; `final`, it asks for the end of the job; `killed`, it was

@@ -170,7 +170,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
     budget: ClassVar[str | None] = None
     deadline_s: ClassVar[float] = 60.0
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         """Return `(field, message)` for every value that cannot work."""
         return []
 

@@ -151,7 +151,7 @@ class Detector(Shared, ABC):
     def start(self) -> Watch:
         """Return a fresh watch."""
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         """Return `(field, message)` for every value that cannot work together with the others."""
         return []
 

@@ -194,7 +194,7 @@ class Planned(Section, frozen=True):
         describe_key("direction of the loss; the other one is still a breach"),
     ] = "either"
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         is_reversed = self.to_step < self.from_step
         return [("to", f"comes before from: {self.from_step}")] if is_reversed else []
 
@@ -422,7 +422,7 @@ class HostHealth(Section, frozen=True):
         describe_key("free space beside its checkpoints; default: as much as one takes"),
     ] = None
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         if self.matmul is None or 0.0 <= self.matmul <= LONGEST_MATMUL_S:
             return []
         return [("matmul", f"must be between 0 and {LONGEST_MATMUL_S:g}s, not {self.matmul:g}s")]
@@ -469,7 +469,7 @@ class Preempt(Section, frozen=True):
         describe_key("file that asks for it when it is written; default: drain in the run"),
     ] = None
 
-    def check(self) -> list[tuple[str, str]]:
+    def find_errors(self) -> list[tuple[str, str]]:
         limits = (("grace", self.grace_s, 300.0), ("margin", self.margin_s, 3600.0))
         return [
             (name, f"must be between 1s and {limit:g}s, not {value:g}s")
