@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -13,7 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervise.checkpoints import RunPosition, VerifierProcess, predecessors, read_registry
+from supervise.checkpoints import (
+    Entry,
+    RunPosition,
+    VerifierProcess,
+    predecessors,
+    read_registry,
+    seconds_between_saves,
+)
 from supervise.core.model import Evaluate, LateFrame, Notice
 from tests.support.waiting import slack, wait_until
 
@@ -415,26 +423,87 @@ def test_the_newest_verified_checkpoint_is_evaluated_and_what_ends_that_is_told(
     assert "job: {evaluate: {}}" in reasons[0] and "longer than" in delays[0]
 
 
-def test_evaluation_rests_in_proportion_and_then_takes_the_newest(driver):
-    driver.open(share=0.05, evaluate=Evaluate(every="checkpoint"))
-    evaluator = driver.guard.evaluator
-    batch, model = driver.run / "batch.pt", 32 * "0"
-    for file in (batch, driver.run / f"structure.{model}.pkl"):
-        file.touch()
-    known = {"probe_batch": {"path": str(batch), "value": 1.5, "model": model}}
+@pytest.fixture
+def evaluated(driver):
+    """Open a guard that evaluates; return it, its evaluator, and how the job saves."""
 
-    def save(name, step):
-        driver.report(driver.write(name, f"good {name}"), step, **known)
-        driver.verify_now()
+    def build(share=0.05, **settings):
+        driver.open(share=share, evaluate=Evaluate(every="checkpoint", **settings))
+        batch, model = driver.run / "batch.pt", 32 * "0"
+        for file in (batch, driver.run / f"structure.{model}.pkl"):
+            file.touch()
+        known = {"probe_batch": {"path": str(batch), "value": 1.5, "model": model}}
 
+        def save(name, step):
+            driver.report(driver.write(name, f"good {name}"), step, **known)
+            driver.verify_now()
+
+        return driver.guard, driver.guard.evaluator, save
+
+    return build
+
+
+def late_steps(guard):
+    return [frame.step for frame in guard.poll() if isinstance(frame, LateFrame)]
+
+
+def test_evaluation_rests_in_proportion_and_then_takes_the_newest(evaluated):
+    guard, evaluator, save = evaluated()
     save("first.pt", 9)
     assert evaluator.evaluate_newest()
     save("second.pt", 19)
-    assert not evaluator.evaluate_newest() and evaluator.unevaluated() == ["ckpt-2"]
+    assert not evaluator.evaluate_newest()
+    assert evaluator.unevaluated() == {"the job ended first": ["ckpt-2"]}
     save("third.pt", 29)
     wait_until(evaluator.evaluate_newest, "the end of the rest")
-    frames = [e for e in driver.guard.poll() if isinstance(e, LateFrame)]
-    assert [frame.step for frame in frames] == [9, 29] and not evaluator.unevaluated()
+    assert late_steps(guard) == [9, 29] and evaluator.count == 2
+    assert evaluator.unevaluated() == {"newer ones came": ["ckpt-2"]}
+
+
+def test_behind_the_end_of_the_job_the_newest_takes_the_place_of_one_that_is_late(
+    evaluated, driver
+):
+    """Without a rest, and within a limit; what nobody evaluated is listed with the reason."""
+    guard, evaluator, save = evaluated(limit_s=8.0)
+    save("first.pt", 9)
+    assert evaluator.evaluate_newest()
+    assert not evaluator.is_finishing()
+    evaluator.finish()
+    save("late", 19)
+    worker = threading.Thread(target=evaluator.evaluate_newest)
+    worker.start()
+    wait_until(lambda: evaluator.current is not None, "an evaluation")
+    save("newest.pt", 29)
+    driver.write("unseen.pt", "good but late", step=39)
+    guard.scan()
+    wait_until(lambda: not (evaluator.is_finishing() and worker.is_alive()), "the cancellation")
+    worker.join()
+
+    assert evaluator.is_finishing() and evaluator.evaluate_newest()
+    assert late_steps(guard) == [9, 29] and not evaluator.is_finishing()
+    assert evaluator.unevaluated() == {"newer ones came": ["ckpt-2"], "not verified": ["ckpt-4"]}
+
+
+def test_no_evaluation_begins_once_the_time_behind_the_end_is_over(evaluated):
+    _, evaluator, save = evaluated(limit_s=0.01)
+    save("first.pt", 9)
+    evaluator.finish()
+    wait_until(lambda: not evaluator.is_finishing(), "the end of the time")
+
+    assert not evaluator.evaluate_newest()
+    assert evaluator.unevaluated() == {"the job ended first": ["ckpt-1"]}
+
+
+def test_the_time_between_two_saves_is_that_of_the_newest_steps():
+    """Several files of one step are one save."""
+    saves = [(9, 0), (19, 10), (29, 130), (29, 131)]
+    entries = [
+        Entry(str(n), "", step=step, saved=f"2031-05-04T03:{s // 60:02}:{s % 60:02}.000Z")
+        for n, (step, s) in enumerate(saves)
+    ]
+
+    assert seconds_between_saves(entries) == 121.0
+    assert seconds_between_saves(entries[:1]) == seconds_between_saves([]) == math.inf
 
 
 @pytest.mark.parametrize(

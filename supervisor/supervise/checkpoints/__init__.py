@@ -13,6 +13,8 @@ __getattr__ = lazy_exports(
         "registry": "Entry, Register, RunFacts, VERIFIED, predecessors, read_registry",
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
-        "verification": "Evaluation, VerifierProcess, ends_with_job, evaluate_checkpoint",
+        "verification": (
+            "Evaluation, VerifierProcess, ends_with_job, evaluate_checkpoint, seconds_between_saves"
+        ),
     },
 )

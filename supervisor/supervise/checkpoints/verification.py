@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from .registry import (
     COPIED,
     FOUND,
     UNVERIFIED,
+    VANISHED,
     VERIFIED,
     Entry,
     Environment,
@@ -51,6 +53,8 @@ SLOWEST = 20_000_000
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 LEAST_MEMORY = 2 << 30  # of an evaluation, where it is not known what is free; project default
 START_S = 60.0  # for the start of an interpreter and the import of torch, beside a busy job
+LEAST_S = 30.0  # that an evaluation may take, however often the job saves; project default
+END_S = 120.0  # for evaluations behind the end of the job; project default
 MEMBERSHIP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 ENDS_WITH_JOB = (
     "the kernel would end the job with it where memory ends (memory.oom.group is 1); the policy's "
@@ -134,7 +138,11 @@ class VerifierProcess:
     def evaluate(
         self, request: Mapping[str, Any], python: str | None, limit_s: float
     ) -> Evaluation:
-        """Evaluate one checkpoint, see `supervise_offline.evaluation`. Blocks, and never raises."""
+        """Evaluate one checkpoint, see `supervise_offline.evaluation`. Blocks.
+
+        Raises:
+            InterruptedError: see `cancel`.
+        """
         if python is None or not os.access(python, os.X_OK):
             python = sys.executable
         program = str(Path(self._program).with_name("evaluation.py"))
@@ -143,7 +151,7 @@ class VerifierProcess:
                 [python, "-I", program], request, limit_s + START_S, urgent=False
             )
         except InterruptedError:
-            return Evaluation(reason="it was cancelled")
+            raise
         except OSError as failed:
             return Evaluation(reason=f"its process could not be started: {failed}")
         except subprocess.TimeoutExpired:
@@ -392,10 +400,16 @@ def ends_with_job(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> bool:
 class CheckpointEvaluator:
     """Evaluates the newest verified checkpoint of a register, one at a time.
 
+    One takes at most half of the time between two saves, so that a rest as long leaves each its
+    turn.
+
     Args:
         settings: with paths relative to `cwd`.
         free_memory: in bytes, None: it is not known.
         share: of the time that may be spent evaluating; it rests for the remainder.
+
+    Attributes:
+        current: what is being evaluated, None for nothing.
     """
 
     def __init__(
@@ -415,46 +429,108 @@ class CheckpointEvaluator:
         )
         self._kept, self._free_memory = retention, free_memory
         self._share, self._rest_until_s = share, -math.inf
+        self._turn_s, self._end_s = math.inf, math.inf  # of an ended job, see `finish`
         self.process = VerifierProcess(())
+        self.current: Entry | None = None
         entries = retention.register.entries
-        self._done = {entry.id for entry in entries if entry.state == VERIFIED}
+        self._before = {entry.id for entry in entries if entry.state == VERIFIED}
+        self._done, self._evaluated = set(self._before), set[str]()
 
     def evaluate_newest(self) -> bool:
         """Evaluate one; return whether there was any. Older ones that waited are left out."""
-        retention, settings = self._kept, self._settings
-        with retention.lock:
-            entries = [*retention.register.entries]
-            first_steps = dict(retention.register.first_steps)
+        with self._kept.lock:
+            entries = [*self._kept.register.entries]
+            first_steps = dict(self._kept.register.first_steps)
         waiting = [e for e in entries if e.state == VERIFIED and e.id not in self._done]
         start_s = time.monotonic()
-        if not waiting or start_s < self._rest_until_s:
+        if not waiting or start_s < self._rest_until_s or start_s >= self._end_s:
             return False
-        entry, free = waiting[-1], self._free_memory()
-        half = LEAST_MEMORY if free is None else free // 2
-        memory = int((settings.memory_gb or 0.0) * 1e9) or half
-        pinned = retention.pins.data(entry)
-        if ends_with_job() and not settings.memory_gb:
-            evaluation = Evaluation(reason=ENDS_WITH_JOB)
-        else:
-            earlier = predecessors(entries, first_steps, entry)
-            evaluation = evaluate_checkpoint(self.process, earlier, entry, pinned, settings, memory)
-        if retention.closed.is_set():
+        self.current = entry = waiting[-1]
+        try:
+            evaluation = self._evaluate(entry, predecessors(entries, first_steps, entry), start_s)
+        except InterruptedError:
+            return False
+        finally:
+            self.current = None
+        if self._kept.closed.is_set():
             return False
         end_s = time.monotonic()
-        self._rest_until_s = end_s + (end_s - start_s) * (1.0 / self._share - 1.0)
+        if self._end_s == math.inf:
+            self._rest_until_s = end_s + (end_s - start_s) * (1.0 / self._share - 1.0)
         self._done |= {candidate.id for candidate in waiting}
+        self._evaluated.add(entry.id)
+        notifications = self._kept.notifications
         if len(waiting) > 1:
             labels = ", ".join(overtaken.label for overtaken in waiting[:-1])
-            retention.notifications.note(f"not evaluated, since newer ones came: {labels}")
-        retention.notifications.evaluated(entry, evaluation.metrics, evaluation.reason)
-        retention.notifications.artefact(entry, evaluation.artefact)
-        retention.notifications.unmeasured(entry, evaluation.unmeasured)
+            notifications.note(f"not evaluated, since newer ones came: {labels}")
+        notifications.evaluated(entry, evaluation.metrics, evaluation.reason)
+        notifications.artefact(entry, evaluation.artefact)
+        notifications.unmeasured(entry, evaluation.unmeasured)
         return True
 
-    def unevaluated(self) -> list[str]:
-        """Return the ids of what waits, or is under way."""
-        entries = self._kept.register.entries
-        return [e.id for e in entries if e.state == VERIFIED and e.id not in self._done]
+    def _evaluate(self, entry: Entry, earlier: Sequence[Entry], start_s: float) -> Evaluation:
+        settings, free = self._settings, self._free_memory()
+        if ends_with_job() and not settings.memory_gb:
+            return Evaluation(reason=ENDS_WITH_JOB)
+        half = LEAST_MEMORY if free is None else free // 2
+        memory = int((settings.memory_gb or 0.0) * 1e9) or half
+        own_s = max(LEAST_S, seconds_between_saves(self._kept.register.entries) / 2.0)
+        limit_s = min(settings.limit_s, own_s, self._end_s - start_s)
+        settings = msgspec.structs.replace(settings, limit_s=limit_s)
+        pinned = self._kept.pins.data(entry)
+        return evaluate_checkpoint(self.process, earlier, entry, pinned, settings, memory)
+
+    def finish(self) -> None:
+        """Evaluate the newest without a rest: the job has ended. Thread-safe.
+
+        An older one that is under way has half of the time.
+        """
+        now_s, within_s = time.monotonic(), min(END_S, self._settings.limit_s)
+        self._rest_until_s = -math.inf
+        self._turn_s, self._end_s = now_s + within_s / 2.0, now_s + within_s
+
+    def is_finishing(self) -> bool:
+        """Whether the newest waits or is under way, and has time. Thread-safe."""
+        waiting = [e for e in self._kept.register.entries if e.state == VERIFIED]
+        now_s, current = time.monotonic(), self.current
+        if not waiting or waiting[-1].id in self._done or now_s >= self._end_s:
+            return False
+        if current is not None and current is not waiting[-1] and now_s >= self._turn_s:
+            self.process.cancel()
+        return True
+
+    def unevaluated(self) -> dict[str, list[str]]:
+        """Return the ids of this run's checkpoints that were not evaluated, by `UNEVALUATED`."""
+        by_reason: dict[str, list[str]] = {}
+        for entry in self._kept.register.entries:
+            reason = UNEVALUATED.get(entry.state)
+            if entry.state == VERIFIED and entry.id in self._done:
+                reason = OVERTAKEN
+            if reason is not None and entry.id not in self._before | self._evaluated:
+                by_reason.setdefault(reason, []).append(entry.id)
+        return by_reason
+
+    @property
+    def count(self) -> int:
+        """How many were evaluated."""
+        return len(self._evaluated)
+
+
+OVERTAKEN, TOO_LATE = "newer ones came", "the job ended first"
+# Reasons by the state of an entry; one that is bad, or not the job's own, is said elsewhere.
+UNEVALUATED = {
+    VERIFIED: TOO_LATE,
+    FOUND: "not verified",
+    COPIED: "not verified",
+    VANISHED: "no longer there",
+}
+
+
+def seconds_between_saves(entries: Sequence[Entry]) -> float:
+    """Return the seconds between the saves of the two newest steps; infinite for fewer."""
+    saves = {entry.step: entry.saved for entry in entries if entry.saved}
+    newest = [datetime.fromisoformat(saved) for saved in [*saves.values()][-2:]]
+    return (newest[-1] - newest[0]).total_seconds() if len(newest) > 1 else math.inf
 
 
 def _describe(entry: Entry, verdict: Verdict) -> None:

@@ -61,7 +61,8 @@ def data_command() -> None:
     "--index",
     type=FILE,
     metavar="FILE",
-    help="Index flat token files, for job: {evaluate: {index: FILE}}; 0.62 bytes a token.",
+    help="Index flat token files, and no others, for job: {evaluate: {index: FILE}}; 0.62 bytes a "
+    "token.",
 )
 @click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML.")
 @click.option(

@@ -493,7 +493,10 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields) -> int:
     numpy = need("numpy")
     others = [piece.label for piece in pieces if piece.form != "tokens"]
     if others:
-        raise InputError(f"an index is of flat token files, and {others[0]} is none")
+        raise InputError(
+            f"an index is of flat token files, and {others[0]} is none",
+            hint="write the token ids that the job is fed, uint16 or uint32, and index that file",
+        )
     rows, total = [], 0
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

@@ -26,6 +26,7 @@ from .. import system
 from ..checkpoints.registry import RunFacts
 from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
+from ..checkpoints.verification import OVERTAKEN, TOO_LATE
 from ..core import action_planning, checkpoint_wait, rule_scope, withdrawal
 from ..core.incident import HELD
 from ..core.job_lifecycle import ASKED, MEANT
@@ -62,6 +63,7 @@ from .signals import SignalForwarder, Wakeup, ctrl_c_notice
 from .status_writer import TICK_NS, StatusWriter
 from .watches import ControlInbox, FileWatch, PolicyWatch, Target, checkpoint_targets
 
+LISTED = 8  # checkpoints of one kind in a line
 FIRST_NS, EVERY_NS = 2_000_000_000, 10_000_000_000  # between two lines of progress; our choice
 RANKS = 64  # of more, each counts on as the one that saved: the register must stay small
 Window = Iterable[tuple[Sequence[str], Frame]]
@@ -174,6 +176,7 @@ class FinalVerification:
         self._checkpoints, self._processor, self._print_line = checkpoints, processor, print_line
         self._process: Process | None = None  # the newest whose checkpoints were looked at
         self._next_ns = self._began_ns = 0
+        self._is_finishing = False  # evaluations
 
     def verify_after_exit(self, process: Process) -> bool:
         """Begin with what a process left that has ended; False: that was done, or must not be.
@@ -192,6 +195,18 @@ class FinalVerification:
         self._next_ns = self._began_ns + FIRST_NS
         return True
 
+    def evaluate_after_exit(self, process: Process) -> bool:
+        """Return whether the newest checkpoint of a job that succeeded is still being evaluated."""
+        evaluator, job = self._checkpoints.evaluator, self._processor.state.job
+        if evaluator is None or process.returncode or job.end_requested or job.preempted:
+            return False
+        if not self._is_finishing:
+            self._is_finishing = True
+            evaluator.finish()
+            self._began_ns = system.monotonic_ns()
+            self._next_ns = self._began_ns + FIRST_NS
+        return evaluator.is_finishing()
+
     def verify_between(self, process: Process, steps: tuple[int, int], within_s: float) -> None:
         """Begin with what a relaunch may go back to: between these steps, both exclusive."""
         if process is not self._process:
@@ -201,15 +216,25 @@ class FinalVerification:
 
     def show(self, now_ns: int) -> bool:
         """Return whether it is under way; if so, tell people now and then how far it is."""
-        under_way = self._checkpoints.is_verifying_now
-        if under_way and now_ns >= self._next_ns and (name := self._checkpoints.being_verified()):
+        under_way, work = self._checkpoints.is_verifying_now, "verified"
+        name = self._checkpoints.being_verified() if under_way else ""
+        if self._is_finishing and not under_way and (evaluator := self._checkpoints.evaluator):
+            under_way, work = True, "evaluated"
+            name = evaluator.current.label if evaluator.current is not None else ""
+        if under_way and now_ns >= self._next_ns and name:
             self._next_ns = now_ns + EVERY_NS
             since_s = (now_ns - self._began_ns) / 1e9
             self._print_line(
-                f"supervise: the job has ended; {name} is being verified, for {since_s:.0f} s "
+                f"supervise: the job has ended; {name} is being {work}, for {since_s:.0f} s "
                 "until now; Ctrl-C ends that"
             )
         return under_way
+
+
+def _listed(ids: Sequence[str]) -> str:
+    """Return ids for people, the newest ones where there are many."""
+    older = len(ids) - LISTED
+    return ", ".join(ids) if older <= 0 else f"{older} older ones, {', '.join(ids[-LISTED:])}"
 
 
 def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
@@ -468,11 +493,16 @@ class App:
 
     def _show_unevaluated(self) -> None:
         evaluator = self._checkpoints.evaluator
-        if evaluator is not None and (late := evaluator.unevaluated()):
-            self.settings.print_line(
-                f"supervise: not evaluated before the end of the job: {', '.join(late)}; "
-                f"supervise checkpoint eval {late[-1]} --run {self.settings.run.path}"
-            )
+        if evaluator is None or not (by_reason := evaluator.unevaluated()):
+            return
+        total = evaluator.count + sum(map(len, by_reason.values()))
+        lists = "; ".join(f"{reason}: {_listed(ids)}" for reason, ids in by_reason.items())
+        able = [*by_reason.get(OVERTAKEN, ()), *by_reason.get(TOO_LATE, ())]
+        command = f"; supervise checkpoint eval {able[-1]} --run {self.settings.run.path}"
+        self.settings.print_line(
+            f"supervise: {evaluator.count} of {total} checkpoints were evaluated; "
+            f"{lists}{command if able else ''}"
+        )
 
     def _watch_files(self, run: RunDir) -> None:
         """Let commands, checkpoints and edits of the policy wake who waits for them."""
@@ -520,6 +550,8 @@ class App:
             waits = waits and not self._orphans.left
             if waits and (is_verifying_now or self._last_look.verify_after_exit(process)):
                 return False  # what it left is verified before anybody chooses from it
+            if waits and self._last_look.evaluate_after_exit(process):
+                return False  # what is measured of its last weights is judged
             if process is not self._ended_process:  # else it was reported for a relaunch
                 self._on_exit(process)
         if self._forwarder.final is None:
