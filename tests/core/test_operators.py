@@ -57,6 +57,7 @@ def test_no_and_silence_hold_the_run_unless_silence_means_yes(tell, word, on_tim
 
     assert answer.data["what"] == what
     assert ("no answer in time" in answer.reason) == (word is None)
+    assert answer.data["operator"] or word is None, "who denied it is in the record"
     assert (story.state.machine == "holding") == (what == "denied")
     assert story.actions() == ["inc-1/2/0-reach"] * (what == "approved")
     assert late["ok"] == (what == "approved")

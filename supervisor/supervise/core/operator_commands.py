@@ -320,7 +320,7 @@ def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer
 def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:
     """An operator denies the request, or nobody has answered it in time."""
     incident.denied_by = operator
-    pending = approvals.settle_request(ctx, "denied", reasons.Answered(operator=operator))
+    pending = approvals.settle_request(ctx, "denied", reasons.Answered(operator=operator), operator)
     if pending is not None:
         denied = reasons.RequestDenied(
             runbook=pending.runbook, request=pending.id, operator=operator

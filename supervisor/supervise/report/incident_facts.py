@@ -352,7 +352,11 @@ def newest_approval(incident: Iterable[Record]) -> Approval | None:
         ):
             took_s = (record.mono_ns - asked_ns) / 1e9
             request = replace(
-                request, answer=decision.what, answer_text=record.reason, took_s=took_s
+                request,
+                answer=decision.what,
+                answer_text=record.reason,
+                operator=decision.operator,
+                took_s=took_s,
             )
     return request
 

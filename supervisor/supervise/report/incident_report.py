@@ -297,6 +297,7 @@ class Approval(Moment, frozen=True):
         plan: verbs and arguments
         args_sha256: the digest of these, which `approve --sha` is compared with
         answer: null: none yet
+        operator: who answered, "" where nobody did
         took_s: seconds until then
     """
 
@@ -308,6 +309,7 @@ class Approval(Moment, frozen=True):
     answer: str | None
     answer_text: str
     args_sha256: str = ""
+    operator: str = ""
     took_s: float | None = None
 
 

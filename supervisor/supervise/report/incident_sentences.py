@@ -408,7 +408,9 @@ def describe_response(
     if approval is not None and approval.answer is None and status == Status.WAITING:
         left = f"; {rate_left}" if rate_left else ""
         parts.append(f"asked: approve {approval.runbook}? ({approval.id}, no answer yet{left})")
-    elif approval is not None and approval.answer not in (None, "approved"):
+    elif approval is not None and approval.answer == "approved":
+        parts.insert(0, f"{approval.runbook} approved by {approval.operator} ({approval.id})")
+    elif approval is not None and approval.answer is not None:
         wait = f"asked at step {approval.step}, {approval.took_s or 0.0:.0f} s before"
         parts.append(f"{_planned(approval)} not run: {approval.answer_text} ({wait})")
     if parts and any(action.touches_job for action in actions):
@@ -575,7 +577,7 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     "snapshot": _snapshot,
     "savepoint": lambda action: "savepoint written",
     "rollback": lambda action: (
-        f"weights of step {_step(action.effect.step)} restored{_from(action)}"
+        f"savepoint of step {_step(action.effect.step)} restored{_from(action)}"
     ),
     "relaunch": _relaunch,
     "stop": lambda action: "job stopped",
