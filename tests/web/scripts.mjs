@@ -8,7 +8,7 @@ import vm from "node:vm";
 const document = { querySelector: () => ({ contains: () => false }), addEventListener() {} };
 const context = vm.createContext({
   document, performance, URLSearchParams, IntersectionObserver: class {}, innerWidth: 900,
-  setInterval() {}, setTimeout: () => 1, clearTimeout() {},
+  getSelection: () => ({ isCollapsed: true }), setInterval() {}, setTimeout: () => 1, clearTimeout() {},
   FROZEN: null, RUN: "r", COLUMNS: { step: 1 }, shown: new URLSearchParams(), remember() {}, failed() {},
 });
 for (const script of process.argv.slice(2)) vm.runInContext(readFileSync(script, "utf8"), context);
@@ -47,6 +47,9 @@ const drawn = (text) => sections.parts.map((part) => part.element.text.includes(
 const later = [{ rule_states: { "p.rule": "firing" } }, { ending: { kind: "lost", text: "t", facts: [] } }, { cache: "frames were removed" }, { tags: ["baseline"] }];
 for (const changed of later) sections.update(Object.assign(facts, changed) && changed);
 const opened = { step: 1, wall: null };
+const long = { opened: { step: 152 }, what: { onset: { step: 150 } }, series: { window: [90, 186] } };
+const open = vm.runInContext("View", context).prototype.ranges.call(
+  { at: ({ step }) => step, full: { max: 1 }, range: () => ({ max: 300 }) }, { step: 150, attempt: 0 });
 console.log(JSON.stringify({
   before,
   charts: view.charts.map((chart) => chart.name),
@@ -55,6 +58,9 @@ console.log(JSON.stringify({
   head: JSON.stringify(context.incidentHead({ id: "inc-1", opened, run: {}, state: "OPEN" })),
   redrawn: [drawn("p.rule"), drawn(" at the end"), drawn("frames were removed"), drawn("baseline")],
   rolled: JSON.stringify(context.sparkline([3, 2, 1], [0.5])),
+  around: [context.stepsAround({ ...long, closed: { step: 277 } }, 400), context.stepsAround(long, 9000)],
+  open,
+  outcomes: [{ state: "RECOVERED" }, { state: "OPEN", unsettled: true }].map(vm.runInContext("outcome", context)),
   ranks: [live, hasRanks(), view.rank],
   verdict: JSON.stringify(context.verdict(run)),
 }));

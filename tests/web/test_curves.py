@@ -143,7 +143,7 @@ const stretch = { attempt: 0, n: 3, last: 160, undone: [[150, 155]], x: [steps, 
 const { counts, undone } = context.columns({ stretches: [stretch] }, "loss", "step");
 const report = { what: { onset: { metric: "loss", step: 150 }, moves: [] },
   opened: { attempt: 0, step: 151 }, updated: { step: 160, attempt: 0 } };
-const rows = (head) => context.stepTable(report, {}, [], head, ["loss"], { loss: {} });
+const rows = (head) => context.stepTable(report, {}, [], [head], ["loss"], { loss: {} });
 const path = (from, ...mean) => {
   const [steps, ones] = [mean.map((_, i) => from + i), mean.map(() => 1)];
   return { counts: [steps, mean, mean, mean, ones, steps, steps], mean };

@@ -158,9 +158,16 @@ def test_a_request_is_listed_once_with_its_incident_and_both_answers(client, dir
     run.write_json("state.json", {**status, "approvals": [{**request, "on_timeout": "deny"}]})
     audit = Audit.open(run.audit_path, run.id, at_ns=0, wall="")
     needs = client.get("/api/runs").json()["needs"]
+    settled = {"what": "expired", "id": "ask-1", "operator": "", "args_sha256": "sha256:0"}
+    settled |= {"policy": "sha256:0", "runbook": "calm"}
+    body = {"attempt": 0, "event": 1, "reason": "replaced", "incident": "inc-1", "data": settled}
+    audit.append("approval", actor="engine", at_ns=1, wall="", step=21, body=body, sync=False)
+    later = client.get("/api/runs").json()["needs"]
     audit.close()
     [need] = [need for need in needs if need["run"] == "asking"]
+    kinds = [need["kind"] for need in later if need["run"] == "asking"]
     shutil.rmtree(run.path)
+    assert "approval" not in kinds, "another request has replaced it, which no status has yet"
     assert (need["kind"], need["title"], need["left_s"]) == (
         "approval",
         "Loss out of its limit",

@@ -246,6 +246,11 @@ def test_the_scripts_show_what_a_run_says_and_what_comes_later():
         "each part when what it shows has changed"
     )
     assert drawn["rolled"].count('"line"') == 1 and 'rolled back 1 time"' in drawn["rolled"]
+    [(begin, end), (_, newest)] = drawn["around"]
+    assert begin < 120 and 307 <= end < 320, "an incident is drawn up to its end and a little more"
+    assert 400 <= newest < 470, "of a long one that is open its beginning can be seen"
+    assert drawn["open"] == [[150, 300]], "an open incident is shaded in a window of its own"
+    assert drawn["outcomes"] == ["recovered", "unresolved at the end"]
     assert drawn["ranks"] == [True, False, None], "a saved page has the curves of one rank"
 
 

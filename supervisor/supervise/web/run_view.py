@@ -37,6 +37,7 @@ from ..report.incident_builder import build_incident_report, summarize_incident
 from ..report.incident_facts import Tapes, intended_actions
 from ..report.incident_files import describe_run, read_all_tapes
 from ..report.incident_report import IncidentReport, RunOrigin
+from ..report.incident_report import Status as IncidentStatus
 from ..report.incident_sentences import action_texts
 from ..report.receipt import run_operand, run_path
 from ..report.records import HINT, IncidentIndex, Record, find_action_outcome
@@ -356,7 +357,8 @@ class RunView:
                 whole.update()
             with suppress(StoreError, KeyError):
                 report = whole.report(incident.id)
-                steps = report.next.steps if report.final else ()
+                is_settled = report.final or report.status == IncidentStatus.HELD
+                steps = report.next.steps if is_settled else ()
                 about = About(report.title, steps, report.status.lower(), incident.unsettled)
             self._about = key, about
         return self._about[1]
@@ -417,10 +419,12 @@ class RunView:
         newest, path = state.newest, run_operand(self.run)
         incident, worst = next(iter(current_incidents(state)), None), self._outcome.worst
         about: dict[str, Any] = {}
+        steps: Sequence[Step] = ()
         if incident is not None:
             about = {"severity": incident.severity, "incident": incident.id}
             if worst is not None and worst.id == incident.id:
-                about["title"] = self._about_incident(worst).title
+                named = self._about_incident(worst)
+                about["title"], steps = named.title, named.steps
 
         def need(kind: str, text: str, command: str, **extra: Any) -> Need:
             return Need(run=self.name, kind=kind, text=text, command=command, **extra)
@@ -430,7 +434,9 @@ class RunView:
                 text = f"the protection is off: {newest.protection_off}"
                 yield need("protection_off", text, f"supervise checkpoints {path}")
             age_s = seconds_since(newest.updated_wall, _now()) or 0.0
-            for request in newest.approvals:
+            settled = {asked.unanswered for asked in self._outcome.incidents.values()}
+            # The status is older than the log: a request may have been replaced since.
+            for request in (r for r in newest.approvals if r.id not in settled):
                 plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)
                 proof, name = formats.short_digest(request.args_sha256), quote(request.id)
                 then = "may" if request.on_timeout == "allow" else "may not"
@@ -449,7 +455,7 @@ class RunView:
                 )
             if newest.state == state_machine.HOLDING:
                 text = "automatic actions are off" + (f": {incident.headline}" if incident else "")
-                yield need("held", text, f"supervise release {path}", **about)
+                yield need("held", text, f"supervise release {path}", steps=steps, **about)
             if any(rank.paused for rank in newest.rank_states().values()):
                 yield need("paused", "the job is paused", f"supervise resume {path}", **about)
             elif (

@@ -264,6 +264,7 @@ class Chart {
     const place = first?.x == null ? () => "at the end of each" : view.axis === "step" || paths.length === 1 ? (p) => `step ${number(p.step)}`
       : (p) => (view.axis === "time" ? duration(p.x) : `${number(p.x)} ${view.axis}`);
     const texts = hits.map((hit, i) => {
+      if (!hit && !paths[i].points.length) return ""; // a rank that does not report it
       const { points, bucket, counts } = paths[i];
       const other = hit && x != null && !hit.gone && points.find((p) => p.gone && p.step === hit.step);
       const undone = hit?.gone ? " (undone)" : other ? ` (undone: ${number(other.value)})` : "";
@@ -424,7 +425,7 @@ class View {
 
   // An incident that a relaunch crosses is shaded in both attempts.
   ranges({ attempt, step, t, end }) {
-    const [from, to] = [this.at({ attempt, step, t }), end ? this.at(end) : this.full.max];
+    const [from, to] = [this.at({ attempt, step, t }), end ? this.at(end) : Math.max(this.full.max, this.range().max)];
     if (to >= from) return [[from, to]];
     const old = this.attempts?.find((a) => a.attempt === attempt);
     const fresh = this.attempts?.find((a) => a.attempt === end?.attempt);

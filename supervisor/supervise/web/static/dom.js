@@ -82,6 +82,14 @@ function command(text) {
 // What to do, step by step, each with its command to copy.
 const advised = (steps) => h("ul", { class: "advice" }, steps.map((step) => h("li", {}, step.text, step.command && command(step.command))));
 
+// Draws a part again, which `draw` returns; the focus stays on the same control.
+function keepFocus(part, draw) {
+  const label = (element) => element.getAttribute("aria-label") || element.textContent;
+  const focused = part.contains(document.activeElement) && document.activeElement;
+  const fresh = draw();
+  if (focused) [...fresh.querySelectorAll(focused.tagName)].find((element) => label(element) === label(focused))?.focus();
+}
+
 function card(title, note, ...children) {
   const heading = h("h2", {}, title, note ? h("small", {}, ` ${note}`) : "");
   return h("section", { class: "card" }, heading, children);

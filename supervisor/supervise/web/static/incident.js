@@ -2,7 +2,9 @@
 // The page of an incident: sentences, curves around it, what was done, evidence, how to go on.
 
 const SIGNALS = 6; // charts
-const NEAR = 30; // steps shown before what began, and after the way back
+const NEAR = 30; // steps shown before what began, and after its end
+const LONGEST = 300; // steps shown of an incident: in more of them its beginning would be a line
+const OWN_TIMES = ["other_time", "input_time", "forward_time"]; // in which ranks differ: in a backward they wait
 const FAMILY = { step_time: ["forward_time", "backward_time", "optimizer_time", "tokens_per_sec"] }; // looked at together
 
 async function incidentPage() {
@@ -18,7 +20,6 @@ async function incidentPage() {
 }
 
 async function signals(report, run, place) {
-  const { window: [from, to], signals: known } = report.series;
   const rank = String(report.series.rank);
   const { onset, moves, band } = report.what;
   const view = new View([RUN], { axis: "step", smooth: 0, rank });
@@ -28,17 +29,17 @@ async function signals(report, run, place) {
   view.ranks = Object.keys(run.frames);
   view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
   const restored = view.lines.filter((line) => line.incident === INCIDENT);
-  const margin = Math.max(10, (to - from) * 0.05);
-  view.window = windowShown() || (restored.length && onset ? [onset.step - NEAR, restored.at(-1).step + NEAR] : [from - margin, to + margin]);
-  const [{ rules = [] } = {}] = view.incidents;
-  const first = run.rules.find((rule) => rule.id === rules[0]);
+  view.window = windowShown() || stepsAround(report, run.step);
+  const [{ rules = [], slow_since: slow } = {}] = view.incidents;
+  const isSlow = slow != null && view.ranks.length > 1; // ranks beside each other, the slow one first
+  if (isSlow) {
+    const own = String(run.slow?.rank ?? rank);
+    view.ranks = [own, ...view.ranks.filter((other) => other !== own)];
+    view.rank = "all";
+  }
   const loss = report.loss?.metric;
-  const isLoss = moves.some((move) => move.metric === loss);
-  const moved = moves.map((move) => move.metric);
-  const judged = (first?.metrics || []).filter((name) => moved.includes(name) || name === onset?.metric);
-  const chosen = [isLoss && loss, ...judged, onset?.metric, ...FAMILY[onset?.metric] || [],
-    ...report.conditions.filter((c) => c.breach).map((c) => c.metric), ...moved].filter((name) => about[name]);
-  const names = [...new Set(chosen.length > 1 ? chosen : [...chosen, loss, ...first?.metrics || [], ...Object.keys(known)])].filter((name) => about[name]).slice(0, SIGNALS);
+  const rule = run.rules.find(({ id }) => id === rules[0]);
+  const names = signalNames(report, rule?.metrics || [], isSlow).filter((name) => about[name]).slice(0, SIGNALS);
   view.lines = [onset?.metric && { attempt: report.opened.attempt, step: onset.step, tone: "red", dash: [2, 2], text: `begins, step ${onset.step}` },
     { ...report.opened, tone: "fg", dash: [], text: `noticed, step ${report.opened.step}` }, ...restored].filter(Boolean);
   view.show(names.map((name, i) => new Chart(view, name, about[name], { wide: i === 0, limit: name === loss ? band?.limit : null })));
@@ -46,14 +47,36 @@ async function signals(report, run, place) {
   place.replaceChildren(legend(view), h("section", { class: "grid", "aria-label": "signals" }, view.charts.map((chart) => chart.element)), steps);
   keys(view);
   await view.load();
-  const head = await series(RUN, names, { x: "step", lo: from - margin, hi: to + margin, px: 1600, rank });
-  const order = [onset?.metric, ...moved, ...names].filter((name, i, all) => names.includes(name) && all.indexOf(name) === i); // what moved first
-  steps.replaceWith(stepTable(report, run, restored, head, order, about));
+  const ranks = isSlow ? [...new Set([view.ranks[0], rank])] : [rank];
+  const [lo, hi] = [report.series.window[0], Math.max(report.series.window[1], run.step) + 1];
+  const heads = await Promise.all(ranks.map((of) => series(RUN, names, { x: "step", lo, hi, px: 1600, rank: of })));
+  const moved = [onset?.metric, ...moves.map((move) => move.metric)]; // what moved first
+  const order = [...new Set([...moved, ...names])].filter((name) => names.includes(name));
+  steps.replaceWith(stepTable(report, run, restored, heads, order, about));
+}
+
+// From before what began up to the end, or to the newest step of the run.
+function stepsAround({ opened, closed, what: { onset }, series: { window: [from, to] } }, newest) {
+  const begin = Math.max(from, Math.min(onset?.step ?? opened.step, opened.step) - NEAR);
+  const end = Math.min(Math.max(to, closed?.step ?? newest) + NEAR, newest, begin + LONGEST);
+  const margin = (end - begin) * 0.03;
+  return [begin - margin, end + margin];
+}
+
+// Of what an incident is about, the most telling first.
+function signalNames({ what: { onset, moves }, loss, conditions, series: { signals } }, judged, isSlow) {
+  const moved = moves.map((move) => move.metric);
+  const own = judged.filter((name) => moved.includes(name) || name === onset?.metric);
+  const leads = isSlow ? [onset?.metric, ...OWN_TIMES, ...own] : [moved.includes(loss?.metric) && loss.metric, ...own, onset?.metric];
+  const breached = conditions.filter((c) => c.breach).map((c) => c.metric);
+  const names = new Set([...leads, ...FAMILY[onset?.metric] || [], ...breached, ...moved].filter(Boolean));
+  return names.size > 1 ? [...names] : [...new Set([...names, loss?.metric, ...judged, ...Object.keys(signals)])];
 }
 
 // Steps around the incident: a value is that of the step, or of the newest before it that was sampled;
-// of buckets those that end there or before: a mean over more has the trouble in it.
-function stepTable(report, run, restored, head, names, about) {
+// of buckets those that end there or before: a mean over more has the trouble in it. `heads`: of ranks,
+// of which the first that has a metric counts.
+function stepTable(report, run, restored, heads, names, about) {
   const { onset, moves } = report.what;
   const { attempt } = report.opened;
   const peak = [report.loss?.metric, onset?.metric].filter((name) => about[name]).map((name) => moves.find((move) => move.metric === name)).find((move) => move && move.peak_step > onset.step);
@@ -65,17 +88,19 @@ function stepTable(report, run, restored, head, names, about) {
     peak && [`peak of ${about[peak.metric].name}`, peak.peak_step, attempt],
     ...again.map(([{ kind, step }, fresh]) => fresh && [`${kind}${fresh.first <= step ? `, steps ${number(fresh.first)} to ${number(step)} again` : ""}`, fresh.first, fresh.attempt]),
     end.step > began && ["after", end.step, end.attempt, true]].filter(Boolean);
+  const stretches = heads.flatMap((head) => head.stretches.map((stretch) => ({ ...stretch, bucket: head.bucket })));
   const value = (name, at, attempt_, isOld) => {
-    for (const { attempt: own, n, x, y, last } of head.stretches) {
+    for (const { attempt: own, n, x, y, last, bucket } of stretches) {
       if (own !== attempt_) continue;
-      const isOver = (step, k) => (head.bucket > 1 ? (k + 1 < n ? x[1][k + 1] - 1 : last) : step) <= at;
+      const isOver = (step, k) => (bucket > 1 ? (k + 1 < n ? x[1][k + 1] - 1 : last) : step) <= at;
       let i = x[1].findLastIndex(isOver);
       while (isOld && i > 0 && y[name][3][i] === 0) i--;
       if (i >= 0 && i < n && y[name][3][i] !== 0 && (isOld || x[1][i] === at)) return measure(y[name][2][i], about[name].unit);
     }
     return "–";
   };
-  return card("Steps", "around the incident", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "steps" },
+  const of = heads.length > 1 ? `, of rank ${heads[0].rank}` : "";
+  return card("Steps", `around the incident${of}`, h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "steps" },
     table([["metric", "", null, ""], ...moments.map(([when, at]) => {
       const where = when === "before" ? `healthy, up to step ${number(at)}` : `step ${number(at)}`;
       return [[when, h("small", {}, ` ${where}`)], "n", null, `${when}, ${where}:`];

@@ -9,7 +9,7 @@ async function runsPage() {
   // A run that cannot be read has its problem, and nothing else.
   const read = async () => {
     const answer = await json("runs");
-    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], needs: answer.needs.some((need) => need.run === r.run), ...r })) };
+    return { ...answer, runs: answer.runs.map((r) => ({ tags: [], curve: {}, rollbacks: [], needs: answer.needs.filter((need) => need.run === r.run), ...r })) };
   };
   let list = await read();
   const picked = new Set();
@@ -46,6 +46,7 @@ async function runsPage() {
     const none = list.runs.length ? h("p", { class: "calm" }, "No run matches the filter.") : noRuns(list.directory);
     body.replaceChildren(rows.length ? runTable(rows, { picked, pick, sort, down, by, hosts }) : none);
     MAIN.dataset.ready = "curves";
+    return MAIN;
   }
 
   function by(name) {
@@ -56,10 +57,10 @@ async function runsPage() {
   keys(null);
   live(`read ${new Date().toTimeString().slice(0, 8)}`, true);
   setInterval(async () => {
-    if (document.hidden || body.contains(document.activeElement)) return;
+    if (document.hidden) return;
     try {
       list = await read();
-      draw();
+      keepFocus(MAIN, draw);
       live(`read ${new Date().toTimeString().slice(0, 8)}`, true);
     } catch {
       live("no connection");
@@ -96,7 +97,7 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
     const cells = [tick,
       [h("a", { href: `${UP}${runPath(r.run)}/` }, h("b", {}, r.run)), hosts.size > 1 && [" ", h("small", {}, r.host || "")],
         r.tags.map((tag) => [" ", chip(tag)]), r.note && [" ", h("small", { class: "note" }, r.note)]],
-      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : r.needs && r.state === "running" ? "busy" : TONES[r.state] || "bad"), " ", stateText(r)],
+      r.problem ? h("span", { class: "bad" }, r.problem) : [chip(r.state, r.ending ? endTone(r.ending, r.gravest?.unsettled) : r.needs.length && r.state === "running" ? "busy" : TONES[r.state] || "bad"), " ", stateText(r)],
       [r.step == null || r.step < 0 ? "–" : number(r.step), r.planned_steps ? h("small", {}, ` of ${number(r.planned_steps)}`) : "",
         r.state === "running" && r.eta_s != null ? [" ", h("small", {}, `${duration(r.eta_s)} left`)] : ""],
       h("span", { class: r.loss === "NaN" && "bad" }, number(r.loss)), sparkline(r.curve.loss, marks), gravest(r), canGoBack(r), [age(r.created)]];
@@ -106,7 +107,7 @@ function runTable(rows, { picked, pick, sort, down, by, hosts }) {
 }
 
 function stateText(r) {
-  const text = r.ending ? troubles(r)[0] : r.verdict; // the others are under "Needs you"
+  const text = r.ending ? troubles(r)[0] : liveVerdict(r.needs, r.verdict); // the others are under "Needs you"
   return text && text !== r.state && h("small", { class: "clamped", title: text }, text);
 }
 

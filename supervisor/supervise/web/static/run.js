@@ -14,7 +14,7 @@ const RULES = { __proto__: null, firing: ["!", "firing"], flapping: ["~", "firin
   UNKNOWN: ["?", "too few samples yet"], inactive: ["·", "metrics not reported"] };
 const QUIET = ["OK", "UNKNOWN", "inactive"];
 const ICONS = { __proto__: null, intent: "◆", commit: "✓", abort: "✕", verify: "◎", incident: "●", rule: "▲", suppressed: "–",
-  operator: "☝", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
+  operator: "☝", approval: "☝", request: "?", policy: "⟳", policy_load: "⟳", launch: "▶", run_start: "▶", end: "■", run_end: "■",
   rebaseline: "≈", schedule: "◷", checkpoint: "□", sampling: "≈", state: "→", withdraw: "↩" };
 const BOARD = 14; // charts of a board at most
 const STEPS = 64; // newest ones, over which a loss is compared
@@ -96,12 +96,15 @@ class Sections {
   update(changed) {
     for (const part of this.parts) {
       if (!Object.keys(changed).some((key) => part.keys.has(key))) continue;
-      if (part.element.contains(document.activeElement)) continue; // somebody reads it
-      const open = [...part.element.querySelectorAll("details[open]")].map((d) => d.dataset.key);
-      const fresh = part.draw(part.run);
-      for (const d of fresh.querySelectorAll("details")) d.open = open.includes(d.dataset.key);
-      part.element.replaceWith(fresh);
-      part.element = fresh;
+      const { anchorNode, isCollapsed } = getSelection();
+      if (!isCollapsed && part.element.contains(anchorNode)) continue; // somebody copies a text of it
+      keepFocus(part.element, () => {
+        const open = [...part.element.querySelectorAll("details[open]")].map((d) => d.dataset.key);
+        const fresh = part.draw(part.run);
+        for (const d of fresh.querySelectorAll("details")) d.open = open.includes(d.dataset.key);
+        part.element.replaceWith(fresh);
+        return (part.element = fresh);
+      });
     }
   }
 }
@@ -144,12 +147,17 @@ function tone(run) {
 
 // What a run left behind where that is not as it should be, the gravest first.
 const troubles = ({ ending }) => ending.facts.filter((fact) => fact.kind !== "finished").map((fact) => fact.text);
+// What a live run waits for, in the words of a title: the command is under it.
+const WAITS = { __proto__: null, protection_off: "the protection is off", approval: "waits for your answer", held: "automatic actions are off",
+  paused: "the job is paused" };
 const ALONE = { __proto__: null, lost: "ended without its supervisor", unsupervised: "runs without a supervisor" };
+
+const liveVerdict = (needs, verdict) => WAITS[needs.find((need) => need.kind in WAITS)?.kind] || verdict;
 
 // The title of a run, and the line under it.
 function headline(run) {
   const { ending, state, verdict } = run;
-  if (!ending) return [verdict || "no status yet", ""];
+  if (!ending) return [liveVerdict(run.needs, verdict) || "no status yet", ""];
   if (ALONE[ending.kind]) return [ALONE[ending.kind], ending.text];
   const [first, ...rest] = troubles(run);
   return [!first ? state : ending.stopped_by ? first : `${state}: ${first}`, rest.join(" · ")];
@@ -227,7 +235,7 @@ function slowRank({ slow, own_s: own, incidents: all, ending }) {
     ` since ${known == null ? "about " : ""}step ${number(known ?? slow.since)} in ${slow.part}${times}.`);
 }
 
-const outcome = ({ phase, state, unsettled, end_text: text }) => (unsettled ? `${UNRESOLVED}: ${text}` : phase === "closed" ? text || "closed" : state.toLowerCase());
+const outcome = ({ state, unsettled, end_text: text }) => (unsettled ? [UNRESOLVED, text].filter(Boolean).join(": ") : text || state.toLowerCase());
 
 function incidents(run) {
   const count = run.incidents.length;
