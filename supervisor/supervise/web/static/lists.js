@@ -154,7 +154,7 @@ async function comparePage() {
   const row = (label, cells) => h("tr", {}, h("th", { scope: "row" }, label), cells.map((cell, i) => h("td", { "data-of": runs[i] }, cell)));
   const worst = ({ run, incidents: all }) => {
     const [w] = [...all].reverse().sort((a, b) => (a.severity < b.severity ? -1 : a.severity > b.severity ? 1 : 0));
-    return w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title)] : "none";
+    return w ? [severity(w.severity), " ", h("a", { href: `${UP}${runPath(run)}/incident/${w.id}/` }, w.title), " ", h("small", {}, outcome(w))] : "none";
   };
   const done = ({ actions }) => actions.map((a) => a.sentence).filter(Boolean).map((text) => h("div", {}, text));
   const twin = (r, i) => (documents.findIndex(({ id }) => id === r.id) < i ? `the same run ${r.id}, or a copy of it` : "none");
@@ -208,7 +208,7 @@ function lastCommon(view, name, about) {
     const [by, limit] = [hit?.value - first?.value, 2 * Math.hypot(hit?.noise, first?.noise)];
     const isNoise = Math.abs(by) < limit;
     return [number(hit?.value), !isApart && isFinite(by) && h("small", { class: isNoise ? "dim" : "fact" },
-      ` ${by < 0 ? "" : "+"}${number(by)}${isNoise ? `, within the noise of ±${+limit.toPrecision(2)}` : ""}`)];
+      ` ${by < 0 ? "" : "+"}${number(+by.toPrecision(2))}${isNoise ? `, within the noise of ±${+limit.toPrecision(2)}` : ""}`)];
   };
   return [["loss ", h("small", {}, isApart ? "averaged, at the end of each" : `averaged, ${place}, the last of all`)], [number(first?.value), ...others.map(beside)]];
 }
