@@ -599,7 +599,7 @@ def _done(truth: Truth, line: Line, about: Mapping[str, Any]) -> Iterator[False_
     if 0 <= restored < withdrawn and not truth.is_withdrawn_behind_rollback():
         yield "order", text[withdrawn - 25 : withdrawn + 10].strip(), "that was before the rollback"
     back = [int(result["step"]) for verb, result in done if verb == "rollback" and "step" in result]
-    for match in re.finditer(r"weights of step (\d+) (?:restored|are back)", text):
+    for match in re.finditer(r"(?:savepoint|weights) of step (\d+) (?:restored|are back)", text):
         if int(match[1]) not in back:
             yield "done", match[0], f"rolled back to {back or 'nothing'}"
     for match in re.finditer(r"skipped the updates? of steps? (\d+)", text):

@@ -130,7 +130,7 @@ CHANGED = {"result": {"step": 5, "from_step": 9}}
         (
             [action("rollback", **CHANGED)],
             [
-                "weights of step 5 restored at step 9 (steps 6 to 9 undone); training goes on at "
+                "savepoint of step 5 restored at step 9 (steps 6 to 9 undone); training goes on at "
                 "step 10"
             ],
         ),
