@@ -6,6 +6,7 @@ import pytest
 
 from supervise.actions import HoldRate, LrScale, Rollback, Snapshot
 from supervise.core.model import Approval, Budget, Ladder
+from supervise.report.records import find_action_outcome
 
 from .conftest import Reach, Touch, Verify, above, rules_of, runbook_of
 
@@ -62,6 +63,17 @@ def test_no_and_silence_hold_the_run_unless_silence_means_yes(tell, word, on_tim
     assert story.actions() == ["inc-1/2/0-reach"] * (what == "approved")
     assert late["ok"] == (what == "approved")
     assert late["answer"].startswith("no change: " if late["ok"] else "too late: ask-1 was denied")
+
+
+def test_evidence_that_is_complete_behind_the_no_is_on_record(tell):
+    books = {"soften": runbook_of("soften", Snapshot(), Reach(), Verify())}
+    story = tell(mode="approve", runbooks=books, answer=lambda action: None, healthy=50, then=8.0)
+    (snapshot,) = story.actions()
+    story.say("deny", id="ask-1")
+    story.finish(snapshot, {"path": "incidents/inc-1/snapshot-1"})
+    (late,) = story.kinds("note", "late-outcome")
+    assert late.incident == "inc-1"
+    assert find_action_outcome(late) == (snapshot, "done", {"path": "incidents/inc-1/snapshot-1"})
 
 
 def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):

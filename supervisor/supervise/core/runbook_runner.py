@@ -468,7 +468,8 @@ def on_action_finished(ctx: StepContext, event: Finished) -> None:
     """Take an action's outcome; anything that nobody waits for is only noted."""
     incident, run = ctx.state.incident, ctx.state.run()
     if incident is None or run is None or run.intent.action_id != event.action_id:
-        ctx.record(LateOutcome(reason=f"late outcome of {event.action_id}", ok=event.ok))
+        late, action = f"late outcome of {event.action_id}", ActionRef(event.action_id)
+        ctx.record(LateOutcome(reason=late, ok=event.ok, action=action, result=event.result))
         return
     run.intent.action_id, result = None, event.result
     job, outcome = ctx.state.job, event.result.read(Outcome)

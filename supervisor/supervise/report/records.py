@@ -175,6 +175,8 @@ def find_action_outcome(decision: decisions.Decision | None) -> tuple[str, str, 
             return decision.action.id, FAILED, decision.result or NOTHING
         case decisions.ActionInDoubt():
             return decision.action.id, DOUBT, NOTHING
+        case decisions.LateOutcome() if decision.action is not None:
+            return decision.action.id, DONE if decision.ok else FAILED, decision.result
         case decisions.RunbookWithdrawn() if decision.action is not None:
             return decision.action.id, FAILED, decision.result or NOTHING
     return None

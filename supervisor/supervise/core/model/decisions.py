@@ -404,10 +404,12 @@ class ReplannedAction(Struct, frozen=True):
 
 
 class LateOutcome(Decision, frozen=True, kw_only=True):
-    """The outcome of an action that nothing waits for any more."""
+    """The outcome of an action that nothing waits for any more; `result`: observed effects."""
 
     KIND, WHAT = "note", "late-outcome"
     ok: bool
+    action: ActionRef | None = None  # in records of before: no more than its text
+    result: Payload = NOTHING
 
 
 class BudgetOverridden(Decision, frozen=True, kw_only=True):
