@@ -6,7 +6,6 @@ import pytest
 
 from supervise.actions import HoldRate, LrScale, Rollback, Snapshot
 from supervise.core.model import Approval, Budget, Ladder
-from supervise.report.records import find_action_outcome
 
 from .conftest import Reach, Touch, Verify, above, rules_of, runbook_of
 
@@ -73,7 +72,8 @@ def test_evidence_that_is_complete_behind_the_no_is_on_record(tell):
     story.finish(snapshot, {"path": "incidents/inc-1/snapshot-1"})
     (late,) = story.kinds("note", "late-outcome")
     assert late.incident == "inc-1"
-    assert find_action_outcome(late) == (snapshot, "done", {"path": "incidents/inc-1/snapshot-1"})
+    assert late.data["action"] == {"id": snapshot} and late.data["ok"]
+    assert late.data["result"] == {"path": "incidents/inc-1/snapshot-1"}
 
 
 def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):

@@ -495,14 +495,13 @@ def _snapshot(action: Action) -> str:
     return f"evidence saved{lacks}"
 
 
-def _from(action: Action) -> str:
+def _rollback(action: Action) -> str:
     restored, step = action.effect.step, action.effect.from_step
-    if step is None:
-        return ""
     undone = ""
-    if restored is not None and restored + 1 < step:
+    if restored is not None and step is not None and restored + 1 < step:
         undone = f" (steps {restored + 1} to {step} undone)"
-    return f" at step {step}{undone}; training goes on at step {step + 1}"
+    then = "" if step is None else f" at step {step}{undone}; training goes on at step {step + 1}"
+    return f"savepoint of step {_step(restored)} restored{then}"
 
 
 def _relaunch(action: Action) -> str:
@@ -576,9 +575,7 @@ ACTION_TEXTS: Mapping[str, Callable[[Action], str]] = {
     "resume": _resume,
     "snapshot": _snapshot,
     "savepoint": lambda action: "savepoint written",
-    "rollback": lambda action: (
-        f"savepoint of step {_step(action.effect.step)} restored{_from(action)}"
-    ),
+    "rollback": _rollback,
     "relaunch": _relaunch,
     "stop": lambda action: "job stopped",
     "lr_scale": _lr_scale,

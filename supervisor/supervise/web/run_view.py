@@ -433,26 +433,7 @@ class RunView:
             if newest.protection_off:
                 text = f"the protection is off: {newest.protection_off}"
                 yield need("protection_off", text, f"supervise checkpoints {path}")
-            age_s = seconds_since(newest.updated_wall, _now()) or 0.0
-            settled = {asked.unanswered for asked in self._outcome.incidents.values()}
-            # The status is older than the log: a request may have been replaced since.
-            for request in (r for r in newest.approvals if r.id not in settled):
-                plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)
-                proof, name = formats.short_digest(request.args_sha256), quote(request.id)
-                then = "may" if request.on_timeout == "allow" else "may not"
-                approve = f"supervise approve --sha {proof} {path} {name}"
-                yield need(
-                    "approval",
-                    f"may {request.runbook} run ({plan})? Without an answer it {then}",
-                    approve,
-                    **{**about, "incident": request.incident},
-                    steps=[
-                        Step("to approve", approve),
-                        Step("to deny", f"supervise deny {path} {name}"),
-                    ],
-                    request={"id": request.id, "sha": request.args_sha256},
-                    left_s=max(0.0, request.left_s - age_s),
-                )
+            yield from self._requests(newest, path, about)
             if newest.state == state_machine.HOLDING:
                 text = "automatic actions are off" + (f": {incident.headline}" if incident else "")
                 yield need("held", text, f"supervise release {path}", steps=steps, **about)
@@ -481,6 +462,28 @@ class RunView:
             yield need("undelivered", text, f"supervise outbox flush {path}")
         if state.record:
             yield need("record", state.record, f"supervise audit verify {path}")
+
+    def _requests(self, newest: Status, path: str, about: Mapping[str, Any]) -> Iterator[Need]:
+        """Yield the requests that wait, with the commands that answer them."""
+        age_s = seconds_since(newest.updated_wall, _now()) or 0.0
+        settled = {asked.unanswered for asked in self._outcome.incidents.values()}
+        # The status is older than the log: a request may have been replaced since.
+        for request in (r for r in newest.approvals if r.id not in settled):
+            plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)
+            proof, name = formats.short_digest(request.args_sha256), quote(request.id)
+            then = "may" if request.on_timeout == "allow" else "may not"
+            approve = f"supervise approve --sha {proof} {path} {name}"
+            deny = f"supervise deny {path} {name}"
+            yield Need(
+                run=self.name,
+                kind="approval",
+                text=f"may {request.runbook} run ({plan})? Without an answer it {then}",
+                command=approve,
+                **{**about, "incident": request.incident},
+                steps=[Step("to approve", approve), Step("to deny", deny)],
+                request={"id": request.id, "sha": request.args_sha256},
+                left_s=max(0.0, request.left_s - age_s),
+            )
 
     def _needs_somebody(self, ending: Ending, listed: str) -> bool:
         end = self._outcome.end

@@ -3,6 +3,7 @@
 
 const SIGNALS = 6; // charts
 const NEAR = 30; // steps shown before what began, and after its end
+const READ_MS = 5000; // between two looks at an incident that is open
 const LONGEST = 300; // steps shown of an incident: in more of them its beginning would be a line
 const OWN_TIMES = ["other_time", "input_time", "forward_time"]; // in which ranks differ: in a backward they wait
 const FAMILY = { step_time: ["forward_time", "backward_time", "optimizer_time", "tokens_per_sec"] }; // looked at together
@@ -10,27 +11,40 @@ const FAMILY = { step_time: ["forward_time", "backward_time", "optimizer_time", 
 async function incidentPage() {
   crumbs(h("a", { href: `${UP}${runPath(RUN)}/` }, RUN), h("b", {}, INCIDENT));
   document.title = `${INCIDENT} of ${RUN} · supervise`;
-  const [report, run] = await Promise.all([json(`${runPath(RUN)}/incident/${INCIDENT}`), facts(RUN)]);
-  const charts = h("div");
-  MAIN.replaceChildren(incidentHead(report), sentences(report), charts, ...incidentParts(report));
+  const path = `${runPath(RUN)}/incident/${INCIDENT}`;
+  const [report, run] = await Promise.all([json(path), facts(RUN)]);
+  const shows = { report };
+  const sections = new Sections(shows);
+  const place = h("div");
+  MAIN.replaceChildren(sections.add((now) => h("div", {}, incidentHead(now.report), sentences(now.report))), place,
+    sections.add((now) => h("div", {}, incidentParts(now.report))));
   MAIN.dataset.ready = "facts";
-  if (report.series) await signals(report, run, charts);
+  let draw = report.series && await signals(report, run, place);
   if (report.final) return;
-  listen(RUN, run, ({ decisions }) => decisions.some((d) => d.incident === INCIDENT) && location.reload());
+  let [isOld, waits] = [false, null];
+  const read = async () => {
+    waits = null;
+    if (isOld) shows.report = await json(path);
+    if (isOld) sections.update(shows);
+    isOld = false;
+    if (draw) await draw(shows.report);
+    else draw = shows.report.series && await signals(shows.report, run, place);
+  };
+  listen(RUN, run, ({ decisions, ...changed }) => {
+    Object.assign(run, changed);
+    isOld ||= decisions.some((d) => d.incident === INCIDENT);
+    waits ??= setTimeout(() => read().catch(() => live("no connection")), READ_MS);
+  });
 }
 
+// The charts, and the table of steps under them; returns what draws them up to the newest step.
 async function signals(report, run, place) {
   const rank = String(report.series.rank);
-  const { onset, moves, band } = report.what;
   const view = new View([RUN], { axis: "step", smooth: 0, rank });
   Object.assign(run, await builtFacts(RUN)); // attempts and ranks are known then
   const about = run.metrics;
-  share(view, run);
   view.ranks = Object.keys(run.frames);
-  view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
-  const restored = view.lines.filter((line) => line.incident === INCIDENT);
-  view.window = windowShown() || stepsAround(report, run.step);
-  const [{ rules = [], slow_since: slow } = {}] = view.incidents;
+  const { rules = [], slow_since: slow } = run.incidents.find((incident) => incident.id === INCIDENT) || {};
   const isSlow = slow != null && view.ranks.length > 1; // ranks beside each other, the slow one first
   if (isSlow) {
     const own = String(run.slow?.rank ?? rank);
@@ -40,19 +54,30 @@ async function signals(report, run, place) {
   const loss = report.loss?.metric;
   const rule = run.rules.find(({ id }) => id === rules[0]);
   const names = signalNames(report, rule?.metrics || [], isSlow).filter((name) => about[name]).slice(0, SIGNALS);
-  view.lines = [onset?.metric && { attempt: report.opened.attempt, step: onset.step, tone: "red", dash: [2, 2], text: `begins, step ${onset.step}` },
-    { ...report.opened, tone: "fg", dash: [], text: `noticed, step ${report.opened.step}` }, ...restored].filter(Boolean);
-  view.show(names.map((name, i) => new Chart(view, name, about[name], { wide: i === 0, limit: name === loss ? band?.limit : null })));
+  const limit = (name) => (name === loss ? report.what.band?.limit : null);
+  view.show(names.map((name, i) => new Chart(view, name, about[name], { wide: i === 0, limit: limit(name) })));
   const steps = h("div");
   place.replaceChildren(legend(view), h("section", { class: "grid", "aria-label": "signals" }, view.charts.map((chart) => chart.element)), steps);
   keys(view);
-  await view.load();
-  const ranks = isSlow ? [...new Set([view.ranks[0], rank])] : [rank];
-  const [lo, hi] = [report.series.window[0], Math.max(report.series.window[1], run.step) + 1];
-  const heads = await Promise.all(ranks.map((of) => series(RUN, names, { x: "step", lo, hi, px: 1600, rank: of })));
-  const moved = [onset?.metric, ...moves.map((move) => move.metric)]; // what moved first
-  const order = [...new Set([...moved, ...names])].filter((name) => names.includes(name));
-  steps.replaceWith(stepTable(report, run, restored, heads, order, about));
+  await draw(report);
+  return draw;
+
+  async function draw(now) {
+    const { opened, series: { window: [from, to] }, what: { onset, moves } } = now;
+    share(view, run);
+    view.incidents = run.incidents.filter((incident) => incident.id === INCIDENT);
+    const restored = view.lines.filter((line) => line.incident === INCIDENT);
+    view.lines = [onset?.metric && { attempt: opened.attempt, step: onset.step, tone: "red", dash: [2, 2], text: `begins, step ${onset.step}` },
+      { ...opened, tone: "fg", dash: [], text: `noticed, step ${opened.step}` }, ...restored].filter(Boolean);
+    view.window = windowShown() || stepsAround(now, run.step);
+    await view.load();
+    const ranks = isSlow ? [...new Set([view.ranks[0], rank])] : [rank];
+    const query = { x: "step", lo: from, hi: Math.max(to, run.step) + 1, px: 1600 };
+    const heads = await Promise.all(ranks.map((of) => series(RUN, names, { ...query, rank: of })));
+    const moved = [onset?.metric, ...moves.map((move) => move.metric)]; // what moved first
+    const order = [...new Set([...moved, ...names])].filter((name) => names.includes(name));
+    steps.replaceChildren(stepTable(now, run, restored, heads, order, about));
+  }
 }
 
 // From before what began up to the end, or to the newest step of the run.
@@ -155,7 +180,7 @@ function incidentParts(report) {
 
 const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`);
 
-const folded = (summary, content) => content && h("details", {}, h("summary", {}, summary),
+const folded = (summary, content) => content && h("details", { "data-key": summary.replace(/^\d+ /, "") }, h("summary", {}, summary),
   h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": summary }, content));
 
 function bundles(report) {
