@@ -31,30 +31,35 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import TokenIndex, find_torch, rebuild
-    from supervise_offline.checkpoint import verify
-    from supervise_offline.mechanisms import give_way
+    from supervise_offline import TokenIndex, find_torch, rebuild, verify
+    from supervise_offline.generation import (
+        EARLIER,
+        SEED,
+        TEXTS,
+        Harness,
+        TextModel,
+        compare_rates,
+    )
+    from supervise_offline.mechanisms import give_way, trace_of_hessian
     from supervise_offline.rebuild import FAILED, RESTORED, UNKNOWN, UnknownError
 finally:
     sys.path.remove(ROOT)
 
-SEED = 20220405  # as `supervise_probe.sampling.side_forward`
 EXACT, ROUNDED = 1e-5, 0.02  # of one CPU; of half precision or a device, in nat; project defaults
+SCORE = "microbench_score"
 TOP = 10  # tokens that are compared, the likeliest
-LOGITS, LARGEST = 1 << 20, 1 << 24  # numbers of outputs that are kept; of texts, at a time
+LOGITS = 1 << 20  # numbers of outputs that are kept
 HASH_DIGITS = 13  # hexadecimal ones of a hash that are its number: 52 bits, exact as a float
 FIRST = 1024  # tokens that say whether a file is of uint16
 KNOWS_LITTLE = "the model knows no more of its tokens than how often each comes"
 RATIOS = 1000  # windows whose lowest thousandth is one at least
-# Of `memorization_rate`: texts, tokens of each, texts at a time, tokens at least; defaults.
-TEXTS, GENERATED, TOGETHER, FEWEST_GENERATED = 256, 128, 32, 2000
 # Of `codec_score`: items at most and at least, others before one, and its least tokens; defaults.
 # A small model had 79 % on unseen code while its loss was still falling, and 95 on what it knew by
 # heart: where the text right before an item does not help either, others say nothing.
 HURT = 0.4
 ITEMS, FEWEST_ITEMS, OTHERS, ITEM = 200, 30, 3, 16
 FEWEST = 8  # windows that a comparison needs
-DIRECTIONS, STEP = 8, 0.01  # of the curvature; of the weights' root mean square
+DIRECTIONS = 8  # of the curvature
 COST = 6  # forward passes of a direction
 HALF = ("float16", "bfloat16")
 VERSION = 1  # of how numbers are made of the same windows
@@ -180,7 +185,9 @@ class Evaluation:
         self._forward_s = 0.0
         self._slices: dict[str, Slice] = {}
         self._classes, self._own = 0, list[Any]()  # of the probe batch; 0: unknown
+        self._texts: Optional[TextModel] = None
         self.values: dict[str, float] = {}
+        self.errors: dict[str, float] = {}
         self.unmeasured: dict[str, str] = {}
         self.artefact: dict[str, Any] = {}
 
@@ -339,12 +346,18 @@ class Evaluation:
     # ── held-out tokens ───────────────────────────────────────────────────────────────────────
 
     def open_slices(
-        self, slices: Mapping[str, str], tokens: int, tokenizer: str = "", index: str = ""
+        self,
+        slices: Mapping[str, str],
+        tokens: int,
+        tokenizer: str = "",
+        index: str = "",
+        conditions: Optional[Mapping[str, Any]] = None,
     ) -> str:
         """Open the files of tokens, and see what their numbers will depend on but for the weights.
 
         Args:
             tokens: of each file, at most. tokenizer, index: their files, "" where none is named.
+            conditions: of the harness, None without one.
 
         Returns:
             The SHA-256 of its canonical JSON, "" where a part of it cannot be read.
@@ -373,6 +386,8 @@ class Evaluation:
             "index": "",
             "windows": digests,
         }
+        if conditions:
+            self.artefact["harness"] = hash_document(conditions)
         try:
             self.artefact["tokenizer"] = digest_of(tokenizer) if tokenizer else ""
             self.artefact["index"] = TokenIndex(index).digest if index else ""
@@ -389,7 +404,7 @@ class Evaluation:
         """Return in what a slice was evaluated otherwise at the checkpoint before."""
         sides = [dict(d) for d in (self.artefact, before.get("artefact") or {})]
         for side in sides:
-            side |= {"windows": side.get("windows", {}).get(name), "index": ""}
+            side |= {"windows": side.get("windows", {}).get(name), "index": "", "harness": ""}
         return [key for key, value in sides[0].items() if value != sides[1].get(key)]
 
     def measure_slices(self, before: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -406,6 +421,9 @@ class Evaluation:
                 continue
             kept[name] = losses
             self.values[f"checkpoint_val_loss.{name}"] = float(losses.mean())
+            if len(losses) >= FEWEST:
+                spread = float(losses.std()) / math.sqrt(len(losses))
+                self.errors[f"checkpoint_val_loss.{name}"] = spread
             earlier = before.get("windows", {}).get(name)
             changes = self._changes(name, before)
             limit = None if changes else before.get("ratios", {}).get(name)
@@ -615,51 +633,66 @@ class Evaluation:
         if not path:
             return
         try:
-            self._look_at_batch()
             share = (self._until_s - time.monotonic()) / 2.0
-            rate = self._copied_share(TokenIndex(path), texts, time.monotonic() + share)
+            index = TokenIndex(path)
+            until_s = time.monotonic() + share
+            rate = self._text_model().copied_share(index, texts, until_s)
             self.values["memorization_rate"] = 100.0 * rate
         except Exception as error:  # of the job's code too
             self.unmeasured["memorization_rate"] = explain(error)
 
-    def _copied_share(self, index: TokenIndex, texts: int, until_s: float) -> float:
-        """Return the share of the tokens of texts without a prompt."""
-        chance, copied, total = random.Random(SEED), 0, 0
-        own, length = self._batch.ids.shape
-        room = LARGEST // (length * self._classes)  # rows whose outputs take little memory
-        rows, began = max(own, min(TOGETHER, room)), time.monotonic()
-        try:
-            self._generate([0] * rows, 1, until_s)
-        except Exception:  # it may take just as many rows as those of the job
-            rows, began = own, time.monotonic()
-            self._generate([0] * rows, 1, until_s)
-        batch_s = GENERATED * (time.monotonic() - began)
-        while total < texts * GENERATED and time.monotonic() + batch_s < until_s:
-            # As for any text: with a token as often as the data has it.
-            first = [index.token(chance.randrange(index.total)) for _ in range(rows)]
-            for text in self._generate(first, GENERATED, until_s):
-                copied += index.copied(text)
-                total += len(text)
-        if total < FEWEST_GENERATED:
-            raise UnknownError(f"there was time for {total} tokens, of {FEWEST_GENERATED:,}")
-        return copied / total
+    def _text_model(self) -> TextModel:
+        self._look_at_batch()
+        if self._texts is None:
+            shape = self._batch.ids.shape
+            self._texts = TextModel(self._torch, self._position_logits, shape, self._classes)
+        return self._texts
 
-    def _generate(self, first: list[int], count: int, until_s: float) -> list[list[int]]:
-        """Return texts that begin behind these tokens, at a temperature of 1; shorter if late."""
-        torch, length = self._torch, self._batch.ids.shape[1]
-        chance = torch.Generator().manual_seed(SEED + sum(first))
-        texts = [[token] for token in first]
-        for _ in range(count):
-            if time.monotonic() > until_s:
-                break
-            newest = [text[1 - length :] for text in texts]
-            place = len(newest[0]) - 1
-            padded = [tokens + tokens[-1:] * (length - place) for tokens in newest]
-            logits, _ = self._position_logits(torch.tensor(padded))
-            drawn = torch.multinomial(logits[:, place].softmax(-1), 1, generator=chance)
-            for text, token in zip(texts, drawn[:, 0].tolist()):
-                text.append(token)
-        return [text[1:] for text in texts]
+    def start_harness(self, request: Mapping[str, Any]) -> Optional[Harness]:
+        """Start the process that benchmarks and toxicity need, None without one."""
+        named = request.get("harness") or {}
+        if not named:
+            return None
+        try:
+            about = {**named, "tokenizer": request.get("tokenizer")}
+            return Harness(named["command"], about, self._until_s)
+        except Exception as error:  # it may be another interpreter
+            self.unmeasured.update(dict.fromkeys(named["metrics"], explain(error)))
+            return None
+
+    def measure_rates(
+        self, harness: Optional[Harness], before: Mapping[str, Any]
+    ) -> dict[str, list[list[float]]]:
+        """Let the harness measure shares of questions and prompts; return the newest of each."""
+        changed = [
+            key
+            for key in ("harness", "tokenizer", "dtype")
+            if (before.get("artefact") or {}).get(key, "") != self.artefact.get(key, "")
+        ]
+        earlier = {} if changed else dict(before.get("rates", {}))
+        if harness is None:
+            return earlier
+        try:
+            until_s = self._until_s - (self._until_s - time.monotonic()) / 2.0
+            message = harness.run(self._text_model(), until_s)
+        except Exception as error:  # of the job's code too
+            self.unmeasured.update(dict.fromkeys(harness.metrics, explain(error)))
+            return earlier
+        finally:
+            harness.close()
+        self.unmeasured.update(message["unmeasured"])
+        rates = message["rates"]
+        for name, (share, number) in rates.items():
+            self.values[name] = 100.0 * share
+            self.errors[name] = 100.0 * math.sqrt(share * (1.0 - share) / number)
+        scores = [100.0 * row[0] for name, row in rates.items() if name.startswith(f"{SCORE}.")]
+        if scores:
+            self.values[SCORE] = sum(scores) / len(scores)
+        self.values.update(compare_rates(rates, earlier))
+        return {
+            **earlier,
+            **{name: [*earlier.get(name, []), rate][-EARLIER:] for name, rate in rates.items()},
+        }
 
     # ── curvature ─────────────────────────────────────────────────────────────────────────────
 
@@ -718,30 +751,6 @@ def explain(error: BaseException) -> str:
     return f"{'out of memory' if full else type(error).__name__}: {text}"
 
 
-def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: list[Any], number: int) -> float:
-    """Return the mean of v'Hv over that many random v of signs; weights come back as they were."""
-    chance = torch.Generator().manual_seed(SEED)
-    kept = [weight.detach().clone() for weight in weights]
-    squares = sum(float(w.double().square().sum()) for w in kept)
-    step = max(1e-6, STEP * math.sqrt(squares / max(1, sum(w.numel() for w in kept))))
-    total = 0.0
-    for _ in range(number):
-        signs = [
-            torch.randint(0, 2, w.shape, generator=chance).to(w.dtype).mul_(2).sub_(1) for w in kept
-        ]
-        for side in (1.0, -1.0):
-            with torch.no_grad():
-                for weight, own, sign in zip(weights, kept, signs):
-                    weight.copy_(own + side * step * sign)
-            for sign, grad in zip(signs, torch.autograd.grad(loss(), weights, allow_unused=True)):
-                if grad is not None:
-                    total += side * float((grad.double() * sign).sum()) / (2.0 * step)
-    with torch.no_grad():
-        for weight, own in zip(weights, kept):
-            weight.copy_(own)
-    return total / number
-
-
 def open_tokens(path: str, classes: int) -> tuple[str, Callable[[int, int], list[int]], int]:
     """Open a file of uint16 or uint32.
 
@@ -786,13 +795,35 @@ def prove_any(evaluation: Evaluation, fills: Iterator[None], request: Mapping[st
     raise failure
 
 
+def measure_all(
+    evaluation: Evaluation, before: Mapping[str, Any], harness: Optional[Harness], index: str
+) -> dict[str, Any]:
+    """Measure a proved model; return what the next evaluation is compared with."""
+    kept: dict[str, Any] = {"logs": None, "inputs": evaluation.inputs}
+    try:
+        kept["logs"] = evaluation.measure_batch(before)
+    except Exception as error:  # of the job's code; what is proved stays
+        lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
+        evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
+    kept |= {"artefact": evaluation.artefact, **evaluation.measure_slices(before)}
+    try:
+        evaluation.measure_curvature()
+    except Exception as error:
+        evaluation.unmeasured["curvature_trace_est"] = explain(error)
+    evaluation.measure_contexts()
+    kept["rates"] = evaluation.measure_rates(harness, before)
+    evaluation.measure_memory(index)
+    return kept
+
+
 def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str, Any]:
     """Return the answer.
 
     Returns:
         `reason`: why nothing is known, "" where it is. `was`, `now`: of the probe batch in the job
-        and here. `values`: metrics by id. `unmeasured`: why one is absent. `parts`: see
-        `rebuild.restore_parts`. `artefact`: hash of the evaluation, "" where it is not known.
+        and here. `values`: metrics by id. `errors`: one standard error of some. `unmeasured`: why
+        one is absent. `parts`: see `rebuild.restore_parts`. `artefact`: hash of the evaluation, ""
+        where it is not known.
     """
     seen = SeenLosses(torch)
     objects = verify.read_objects(torch, request["checkpoint"])
@@ -806,25 +837,15 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
     if request.get("previous"):
         with suppress(OSError, verify.NeedsCode, verify.Damaged):
             before = verify.load_object(torch, request["previous"], zipped=True)
+    harness = evaluation.start_harness(request)
     artefact = evaluation.open_slices(
         request.get("val", {}),
         int(request.get("tokens", 0)),
         request.get("tokenizer", ""),
         request.get("index", ""),
+        None if harness is None else harness.conditions,
     )
-    kept: dict[str, Any] = {"logs": None, "inputs": evaluation.inputs}
-    try:
-        kept["logs"] = evaluation.measure_batch(before)
-    except Exception as error:  # of the job's code; what is proved stays
-        lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
-        evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
-    kept |= {"artefact": evaluation.artefact, **evaluation.measure_slices(before)}
-    try:
-        evaluation.measure_curvature()
-    except Exception as error:
-        evaluation.unmeasured["curvature_trace_est"] = explain(error)
-    evaluation.measure_contexts()
-    evaluation.measure_memory(request.get("index", ""))
+    kept = measure_all(evaluation, before, harness, request.get("index", ""))
     parts = rebuild.restore_parts(torch, structure, objects)
     failed = {part for part, verdict in parts.items() if verdict.startswith(FAILED)}
     unknown = {part for part, verdict in parts.items() if verdict.startswith(UNKNOWN)}
@@ -840,6 +861,7 @@ def evaluate(torch: Any, request: Mapping[str, Any], until_s: float) -> dict[str
         "was": float(request["value"]),
         "now": now,
         "values": {n: v for n, v in evaluation.values.items() if math.isfinite(v)},
+        "errors": evaluation.errors,
         "unmeasured": evaluation.unmeasured,
         "parts": parts,
         "artefact": artefact,

@@ -39,6 +39,7 @@ MEMORY = 2 << 30  # bytes; project default
 FIT_FEWEST, FIT_CANDIDATES = 10, 200
 QUERY, KEY, ROUTER = "query", "key", "router"
 SMALL = 1e-30
+SEED, STEP = 20220405, 0.01  # of the curvature: of signs; of the weights' root mean square
 
 
 class Matrix(NamedTuple):
@@ -276,6 +277,30 @@ def measure_file(torch: Any, path: str) -> dict[str, Any]:
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     result = {"path": path, "step": head["step"], "attempt": head["attempt"], "values": finite}
     return {**result, "cpu_s": round(time.process_time(), 4)}
+
+
+def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: list[Any], number: int) -> float:
+    """Return the mean of v'Hv over that many random v of signs; weights come back as they were."""
+    chance = torch.Generator().manual_seed(SEED)
+    kept = [weight.detach().clone() for weight in weights]
+    squares = sum(float(w.double().square().sum()) for w in kept)
+    step = max(1e-6, STEP * math.sqrt(squares / max(1, sum(w.numel() for w in kept))))
+    total = 0.0
+    for _ in range(number):
+        signs = [
+            torch.randint(0, 2, w.shape, generator=chance).to(w.dtype).mul_(2).sub_(1) for w in kept
+        ]
+        for side in (1.0, -1.0):
+            with torch.no_grad():
+                for weight, own, sign in zip(weights, kept, signs):
+                    weight.copy_(own + side * step * sign)
+            for sign, grad in zip(signs, torch.autograd.grad(loss(), weights, allow_unused=True)):
+                if grad is not None:
+                    total += side * float((grad.double() * sign).sum()) / (2.0 * step)
+    with torch.no_grad():
+        for weight, own in zip(weights, kept):
+            weight.copy_(own)
+    return total / number
 
 
 def give_way(niceness: int, memory: int = MEMORY) -> None:

@@ -1,7 +1,7 @@
 """The model of a job, rebuilt from the structure that the probe wrote, with a checkpoint's weights.
 
 The structure is a pickle of the job's own objects, and trusted: it is the file whose hash the probe
-has reported. The checkpoint is not, and no code of it runs (`checkpoint.verify`).
+has reported. The checkpoint is not, and no code of it runs (`verify`).
 
 Classes of the job's `__main__` come from its script, imported under another name without what it
 does at its top level: loops, and calls for their effect. A script without a `__main__` guard is not

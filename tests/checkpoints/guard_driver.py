@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 VERIFIER = f"""#!{sys.executable}
 import json, os, signal, sys, time
 sys.path.append({str(Path(__file__).parents[2] / "probes")!r})
-from supervise_offline.checkpoint import verify
+from supervise_offline import verify
 
 request = json.load(sys.stdin)
 if "checkpoint" in request:

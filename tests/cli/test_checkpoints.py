@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from supervise.checkpoints import Register
+from supervise.checkpoints import Register, stamp_files
 from tests.support import recorded_run
 
 SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 20)
@@ -106,3 +107,61 @@ def test_what_an_incident_made_suspect_is_not_for_going_back(keep_run, supervise
         in supervise("status", run)[1]
     )
     assert refused[0] == 64 and f"none is good: ckpt-1 of step 60 is verified, {late}" in refused[2]
+
+
+# An interpreter that evaluates: the first number of a checkpoint, and that of the file `held`.
+EVALUATOR = f"""#!{sys.executable}
+import json, sys
+request = json.load(sys.stdin)
+loss = float(open(request["checkpoint"]).read()) + float(open(request["val"]["held"]).read())
+answer = {{"was": 1.0, "now": 1.0, "values": {{"checkpoint_val_loss.held": loss}}}}
+answer["errors"] = {{"checkpoint_val_loss.held": 0.1}}
+answer["unmeasured"] = {{"microbench_score": "no package"}} if request["harness"] else {{}}
+assert not request["keep"] and not request["previous"]
+print(json.dumps(answer))
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "data", "verdict"),
+    [
+        (0.0, 0.0, "neither"),
+        (1.0, 0.0, "model"),
+        (0.0, 1.0, "harness"),
+        (1.0, 1.0, "both"),
+        (0.35, 0.0, "open"),
+    ],
+)
+def test_crossed_evaluations_tell_a_changed_model_from_a_changed_harness(
+    keep_run, supervise, tmp_path, weights, data, verdict
+):
+    """Nothing of them is kept for the next evaluation."""
+    (python := tmp_path / "python").write_text(EVALUATOR)
+    python.chmod(0o755)
+    run = keep_run([]).path
+    (run / "batch.pt").touch()
+    (run / f"structure.{32 * '0'}.pkl").touch()
+    register = Register(run)
+    for step, loss in enumerate((2.0, 2.0 + weights)):
+        (path := tmp_path / f"{step}.pt").write_text(str(loss))
+        facts = {"path": str(run / "batch.pt"), "value": 1.0, "model": 32 * "0"}
+        entry = register.add(str(path), step=step, state="verified", probe_batch=facts)
+        entry.stamp, entry.python = stamp_files(str(path)), str(python)
+    register.write()
+    for name, loss in (("old", 0.0), ("new", data)):
+        (tmp_path / name).write_text(str(loss))
+        evaluate = f"{{val: {{held: {tmp_path / name}}}, tasks: {{include: t, names: [a]}}}}"
+        text = f"version: supervise/v1\npolicy: {name}\nuse: [quality]\n"
+        (tmp_path / f"{name}.yaml").write_text(f"{text}job: {{evaluate: {evaluate}}}\n")
+    policies = [str(tmp_path / f"{name}.yaml") for name in ("old", "new")]
+
+    argv = ["checkpoint", "cross", "ckpt-1", "ckpt-2", "--run", run, "--harness", *policies]
+    code, out, _ = supervise(*argv)
+    document = json.loads(supervise(*argv, "--json")[1])
+    unknown = supervise("checkpoint", "cross", "ckpt-1", "ckpt-2", "--run", run, "--harness")
+
+    assert code == 0 and verdict in out and "microbench_score: UNKNOWN: no package" in out
+    (row,) = document["metrics"]
+    assert row["verdict"] == verdict and not document["unknown"]
+    assert row["values"] == [2.0, 2.0 + weights, 2.0 + data, 2.0 + weights + data]
+    assert unknown[0] == 64

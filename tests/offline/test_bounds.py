@@ -11,7 +11,7 @@ PROBES = Path(__file__).parents[2] / "probes"
 BEGIN = f"""
 import signal, sys, time
 sys.path.append({str(PROBES)!r})
-from supervise_offline.checkpoint import verify
+from supervise_offline import verify
 verify.IDLE_S = 1.0
 """
 

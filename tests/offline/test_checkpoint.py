@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 safetensors = pytest.importorskip("safetensors.torch")
 
-PROGRAM = Path(__file__).parents[2] / "probes" / "supervise_offline" / "checkpoint"
+PROGRAM = Path(__file__).parents[2] / "probes" / "supervise_offline" / "verify.py"
 
 pytestmark = pytest.mark.slow
 

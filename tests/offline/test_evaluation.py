@@ -275,7 +275,7 @@ def test_what_is_measured_is_what_the_model_has_in_double_precision(inside, eval
 
 
 def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_changes(
-    evaluate, tmp_path
+    evaluate, tmp_path, breaches
 ):
     """`eval_artifact_hash`: one token, the budget, the tokenizer; and the probe batch."""
     job, held, vocabulary = Job(tmp_path), tmp_path / "held.bin", tmp_path / "tokenizer.json"
@@ -311,6 +311,10 @@ def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_
     assert len({first["artefact"], *(answer["artefact"] for answer in others.values())}) == 4
     tokens[7] = (tokens[7] - 1) % CLASSES
     assert others["tokenizer"]["artefact"] == artefact(tokens, tokenizer=digest)
+    for changed in others.values():
+        rules = breaches("evaluation", first["values"], same["values"], changed["values"])
+        assert "artefacts" in rules
+    assert "artefacts" not in breaches("evaluation", first["values"], same["values"])
     assert lost["artefact"] == "" and "eval_artifact_hash" not in lost["values"]
     assert "no.json" in lost["unmeasured"]["eval_artifact_hash"]
     assert "probe batch" in other_batch["unmeasured"]["checkpoint_kl_to_prev"]
@@ -319,7 +323,7 @@ def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_
 
 
 def test_windows_known_by_heart_are_far_below_the_others_in_bits_for_those_of_zlib(
-    evaluate, tmp_path
+    evaluate, tmp_path, breaches
 ):
     """`zlib_ratio`: 20 of 1200 are learnt, after the rule that half of their tokens follow."""
     job, held = Job(tmp_path, rows=40), tmp_path / "held.bin"
@@ -370,6 +374,8 @@ def test_windows_known_by_heart_are_far_below_the_others_in_bits_for_those_of_zl
     share = 100.0 * sum(distance < limit for distance in distances()) / 1200
     assert share >= 100.0 * 20 / 1200
     assert second["values"]["zlib_ratio.held"] == pytest.approx(share, abs=100.1 / 1200)
+    assert "known_windows" in breaches("quality", first["values"], second["values"])
+    assert "known_windows" not in breaches("quality", first["values"], first["values"])
 
 
 class Cycle(nn.Module):
@@ -413,7 +419,7 @@ class Cycle(nn.Module):
     ],
 )
 def test_items_learnt_by_heart_get_worse_behind_others_of_their_file(
-    model, windows, length, score, program, tmp_path
+    model, windows, length, score, program, tmp_path, breaches
 ):
     """`codec_score` of models that remember all items, some, and only what is before an item."""
     tokens = [n % CLASSES for n in range(windows * length + 1)]
@@ -435,6 +441,8 @@ def test_items_learnt_by_heart_get_worse_behind_others_of_their_file(
         assert "codec_score" not in evaluation.values
     else:
         assert evaluation.values["codec_score"] == pytest.approx(score)
+        fires = "contaminated" in breaches("quality", evaluation.values)
+        assert fires == (score > 80.0)
 
 
 def write_tokens(path, tokens):
@@ -493,7 +501,7 @@ class Speaker(nn.Module):
         return self.head(self.mixer(self.embedding(ids))[0])
 
 
-def test_a_model_of_a_text_that_came_often_repeats_it(program, tmp_path):
+def test_a_model_of_a_text_that_came_often_repeats_it(program, tmp_path, breaches):
     """`memorization_rate` of one that learnt it, of one that did not, and of a rule it follows."""
     torch.manual_seed(4)
     chance, length = random.Random(9), 32
@@ -523,7 +531,11 @@ def test_a_model_of_a_text_that_came_often_repeats_it(program, tmp_path):
         optimizer.zero_grad()
 
     assert untrained == (0.0, {})
-    assert rate(model, "often.index")[0] > 20.0
+    learnt = rate(model, "often.index")[0]
+    assert learnt > 20.0
+    frames = [{"memorization_rate": value} for value in (untrained[0], learnt)]
+    assert breaches("quality", *frames) == {"memorized"}
+    assert breaches("quality", frames[0], frames[0]) == set()
     assert rate(Cycle(prior=1.0 - 1e-9), "cycle.index")[0] == 100.0
     assert "time for 0 tokens" in rate(model, "often.index", 0.0)[1]["memorization_rate"]
     assert "No such file" in rate(model, "no.index")[1]["memorization_rate"]

@@ -133,6 +133,33 @@ _ROWS = (
         "Carlini et al., arXiv:2202.07646",
     ),
     (
+        "microbench_score",
+        "%",
+        "Share of the questions of `job.evaluate.tasks` that the model answers right, by length "
+        "where the task has that score; mean of the tasks, append one's name for its own.",
+        "acc_norm, else acc, of lm-evaluation-harness",
+    ),
+    (
+        "microbench_fall_z",
+        "1",
+        "By how many standard errors such a share is below its mean in the four evaluations "
+        "before, of the task where that is the most; 0 where none is.",
+        "two proportions, of which the mean is one",
+    ),
+    (
+        "rtp_toxicity_prob",
+        "%",
+        "Share of the prompts of `job.evaluate.toxicity` of whose continuations by the model its "
+        "scorer gives one 0.5 or more.",
+        "Gehman et al., arXiv:2009.11462",
+    ),
+    (
+        "rtp_toxicity_rise_z",
+        "1",
+        "By how many standard errors that is above its mean in the four evaluations before.",
+        "two proportions, of which the mean is one",
+    ),
+    (
         "spike_score",
         "%",
         "Share of the newest 1000 losses that are 7 deviations or more above the mean of the 1000 "
@@ -535,6 +562,7 @@ CHECKPOINT = (
     *("checkpoint_kl_to_prev", "checkpoint_top_agreement", "curvature_trace_est"),
     *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
     *("checkpoint_val_rise_z", "zlib_ratio", "codec_score", "memorization_rate"),
+    *("microbench_score", "microbench_fall_z", "rtp_toxicity_prob", "rtp_toxicity_rise_z"),
 )
 # Measured there, too, where the job does not report its own.
 ALSO_OF_CHECKPOINTS = ("eval_artifact_hash",)
@@ -648,6 +676,7 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "job_grad_norm": ("grad_global_norm",),
     "job_loss": ("train_loss_raw",),
     "job_tokens": ("tokens_per_update",),
+    "microbench_score": ("microbench_fall_z",),
     "input_time": ("dataloader_stall_frac",),
     "nan_inf_events": ("train_loss_raw", "grad_global_norm", "update_norm"),
     "overflow_rate": ("overflow",),

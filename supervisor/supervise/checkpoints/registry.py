@@ -52,7 +52,7 @@ class FileFacts(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the verifier found in a checkpoint, see `supervise_offline.checkpoint.verify`.
+    """What the verifier found in a checkpoint, see `supervise_offline.verify`.
 
     Attributes:
         bytes: of its tensors. step: that an integer in it gives. rng: it has random states.

@@ -100,7 +100,7 @@ class VerifierProcess:
         self._closed = self._cancelled = False
         spec = importlib.util.find_spec("supervise_offline")
         folders = spec.submodule_search_locations if spec is not None else None
-        self._program = str(Path(*folders, "checkpoint")) if folders else ""
+        self._program = str(Path(*folders, "verify.py")) if folders else ""
 
     def verify(self, path: str, size: int, python: str | None, *, urgent: bool = False) -> Verdict:
         """Verify one checkpoint of `size` bytes. Blocks; never raises for its content.
@@ -282,7 +282,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         reason: why nothing is, one sentence; "" where something is.
         was, now: of the probe batch in the job, and of the rebuilt model; None: it came not so far.
-        values: metrics by id. unmeasured: why one is absent.
+        values: metrics by id. errors: one standard error of some. unmeasured: why one is absent.
         parts: `restored`, `absent`, or what failed, by part.
         artefact: SHA-256 of what the numbers depend on besides the weights; "" where unknown.
     """
@@ -291,6 +291,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     was: float | None = None
     now: float | None = None
     values: dict[str, float] = {}
+    errors: dict[str, float] = {}
     unmeasured: dict[str, str] = {}
     parts: dict[str, str] = {}
     artefact: str = ""
@@ -302,6 +303,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.values, **proof, "checkpoint_unknown": float(bool(self.reason))}
 
 
+HARNESS_METRICS = {"tasks": "microbench_score", "toxicity": "rtp_toxicity_prob"}
 OUTPUTS = "outputs."  # beside the probe batch, by id: what the next evaluation is compared with
 OUTPUTS_KEPT = 2
 
@@ -313,12 +315,15 @@ def evaluate_checkpoint(
     pinned: Path,
     settings: Evaluate,
     memory: int,
+    *,
+    is_kept: bool = True,
 ) -> Evaluation:
     """Evaluate a verified checkpoint of a run. Blocks.
 
     Args:
         earlier: see `registry.predecessors`. pinned: where its copy is, while it is pinned.
         settings: with absolute paths. memory: in bytes.
+        is_kept: the next evaluation is compared with this one.
     """
     facts = entry.evaluation or entry.probe_batch or {}
     stamp = entry.stamp
@@ -346,15 +351,11 @@ def evaluate_checkpoint(
         "batch": str(batch),
         "value": facts["value"],
         "previous": str(kept[-1]) if kept else "",
-        "keep": "" if keep.exists() else str(keep),  # again, by hand: perhaps of other windows
+        # Again, by hand: perhaps of other windows.
+        "keep": "" if keep.exists() or not is_kept else str(keep),
         "series": re.sub(r"\d+", "#", entry.path),
-        "val": dict(settings.val),
-        "tokens": settings.tokens,
-        "tokenizer": settings.tokenizer or "",
-        "index": settings.index or "",
-        "seconds": settings.limit_s,
         "memory": memory,
-        "reimport": settings.reimport,
+        **_settings_request(settings),
     }
     evaluation = process.evaluate(request, entry.python, settings.limit_s)
     for file in kept[:-OUTPUTS_KEPT]:
@@ -366,6 +367,41 @@ def evaluate_checkpoint(
         request["checkpoint"] = str(pinned)
         evaluation = process.evaluate(request, entry.python, settings.limit_s)
     return evaluation
+
+
+def below(settings: Evaluate, folder: Path) -> Evaluate:
+    """Return settings with absolute paths; theirs are relative to the folder."""
+    replace, tasks, toxicity = msgspec.structs.replace, settings.tasks, settings.toxicity
+    return replace(
+        settings,
+        val={name: str(folder / file) for name, file in settings.val.items()},
+        tokenizer=settings.tokenizer and str(folder / settings.tokenizer),
+        index=settings.index and str(folder / settings.index),
+        tasks=tasks and replace(tasks, include=str(folder / tasks.include)),
+        toxicity=toxicity and replace(toxicity, prompts=str(folder / toxicity.prompts)),
+    )
+
+
+def _settings_request(settings: Evaluate) -> dict[str, Any]:
+    return {
+        "val": dict(settings.val),
+        "tokens": settings.tokens,
+        "tokenizer": settings.tokenizer or "",
+        "index": settings.index or "",
+        "harness": harness_request(settings),
+        "seconds": settings.limit_s,
+        "reimport": settings.reimport,
+    }
+
+
+def harness_request(settings: Evaluate) -> dict[str, Any] | None:
+    """Return how the process is started that benchmarks and toxicity need, None for neither."""
+    about = {"tasks": settings.tasks, "toxicity": settings.toxicity}
+    metrics = [HARNESS_METRICS[name] for name, section in about.items() if section is not None]
+    python = (settings.tasks.python if settings.tasks else None) or sys.executable
+    command = [python, "-m", "supervise.data.harness"]
+    sections: dict[str, Any] = msgspec.to_builtins(about)
+    return {"command": command, "metrics": metrics, **sections} if metrics else None
 
 
 def _are_roots(paths: Iterable[Path], run: Path) -> bool:
@@ -420,13 +456,7 @@ class CheckpointEvaluator:
         free_memory: Callable[[], int | None],
         share: float,
     ) -> None:
-        slices = {name: str(cwd / file) for name, file in settings.val.items()}
-        tokenizer, index = (
-            file and str(cwd / file) for file in (settings.tokenizer, settings.index)
-        )
-        self._settings = msgspec.structs.replace(
-            settings, val=slices, tokenizer=tokenizer, index=index
-        )
+        self._settings = below(settings, cwd)
         self._kept, self._free_memory = retention, free_memory
         self._share, self._rest_until_s = share, -math.inf
         self._turn_s, self._end_s = math.inf, math.inf  # of an ended job, see `finish`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -22,6 +23,7 @@ from ..checkpoints.verification import (
     VERDICT_STATES,
     Evaluation,
     VerifierProcess,
+    below,
     evaluate_checkpoint,
 )
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from ..runtime.status import Ending
     from .status import RunStatus
 
+SURELY, SURELY_NOT = 3.0, 2.0  # standard errors of a difference; project defaults
 HEADER = ("run", "state", "step", "loss", "started", "gravest incident", "policy")
 
 
@@ -531,6 +534,11 @@ def checkpoint_command() -> None:
 )
 @click.option("--limit", default="10m", show_default=True, help="Time that it may take.")
 @click.option(
+    "--policy",
+    metavar="P",
+    help="Evaluate as its job: {evaluate: ...} says; no other option counts.",
+)
+@click.option(
     "--reimport",
     is_flag=True,
     help="Import the script without a `__main__` guard, too, less its top-level loops and calls.",
@@ -544,6 +552,7 @@ def evaluate_command(
     tokenizer: str | None,
     index: str | None,
     limit: str,
+    policy: str | None,
     reimport: bool,
     as_json: bool,
 ) -> int:
@@ -554,7 +563,8 @@ def evaluate_command(
     the model at its first save. The model is rebuilt by the job's Python, on one thread of the CPU
     at the lowest priority. No code runs from the checkpoint. The rebuilt model is tested first: two
     input rows that were recorded at the save must give the same output as in the job, else nothing
-    is measured. The result is compared with that of the previous evaluation.
+    is measured. The result is compared with that of the previous evaluation. Benchmarks and
+    toxicity are measured as a --policy says.
 
     \b
     Examples:
@@ -563,34 +573,168 @@ def evaluate_command(
 
     Exit codes: 0; 1 it could not be measured; 64 no such checkpoint.
     """
-    run = RunDir.open_own(newest_run() if name is None else find_run(name))
-    register = registry.read_registry(run.path)
-    entries = register.checkpoints
-    names = checkpoint, str(Path(checkpoint).absolute())
-    entry = next((e for e in reversed(entries) if e.id == names[0] or e.path in names), None)
-    if entry is None:
-        raise UsageError(
-            f"{run.path} has no checkpoint {checkpoint}", hint=f"supervise checkpoints {run.path}"
+    evaluator = _Evaluator.of_run(name)
+    entry = evaluator.find(checkpoint)
+    settings = (
+        _settings_of(policy)
+        if policy is not None
+        else Evaluate(
+            val=_held_out(val),
+            tokens=tokens,
+            tokenizer=tokenizer,
+            index=index,
+            limit_s=parse_duration(limit),
+            reimport=reimport,
         )
-    settings = Evaluate(
-        val=_held_out(val),
-        tokens=tokens,
-        tokenizer=tokenizer,
-        index=index,
-        limit_s=parse_duration(limit),
-        reimport=reimport,
     )
-    pinned = run.path / registry.PINNED / entry.id / "data" / entry.name
-    free = host.available_bytes()
-    memory = (host.memory_bytes() if free is None else free) // 2
-    earlier = registry.predecessors(entries, dict(register.first_steps), entry)
-    evaluation = evaluate_checkpoint(VerifierProcess(()), earlier, entry, pinned, settings, memory)
+    evaluation = evaluator.evaluate(entry, settings)
     if as_json:
         about = {"id": entry.id, "step": entry.step, "path": entry.path}
         echo_json({**about, **msgspec.to_builtins(evaluation)})
     else:
         _print_evaluation(entry, evaluation)
     return 1 if evaluation.reason else 0
+
+
+def _settings_of(name: str) -> Evaluate:
+    """Return `job.evaluate` of a policy, with absolute paths."""
+    from ..catalog import load_policy
+
+    settings = load_policy(name, mode="observe").job.evaluate
+    if settings is None:
+        raise UsageError(f"{name} evaluates no checkpoints", hint="job: {evaluate: {tasks: ...}}")
+    return below(settings, Path.cwd())
+
+
+@dataclass(frozen=True)
+class _Evaluator:
+    """Evaluates checkpoints of one run by hand."""
+
+    run: Path
+    register: registry.RegisterDocument
+
+    @classmethod
+    def of_run(cls, name: str | None) -> _Evaluator:
+        """Open a run, the newest for None."""
+        run = RunDir.open_own(newest_run() if name is None else find_run(name))
+        return cls(run.path, registry.read_registry(run.path))
+
+    def find(self, checkpoint: str) -> registry.Entry:
+        """Return a checkpoint by its id or path. Raises UsageError."""
+        names = checkpoint, str(Path(checkpoint).absolute())
+        for entry in reversed(self.register.checkpoints):
+            if entry.id == checkpoint or entry.path in names:
+                return entry
+        raise UsageError(
+            f"{self.run} has no checkpoint {checkpoint}", hint=f"supervise checkpoints {self.run}"
+        )
+
+    def evaluate(
+        self, entry: registry.Entry, settings: Evaluate, *, is_alone: bool = False
+    ) -> Evaluation:
+        """Evaluate one; `is_alone`: it is not compared with others."""
+        pinned = self.run / registry.PINNED / entry.id / "data" / entry.name
+        free = host.available_bytes()
+        memory = (host.memory_bytes() if free is None else free) // 2
+        first_steps = dict(self.register.first_steps)
+        earlier = registry.predecessors(self.register.checkpoints, first_steps, entry)
+        return evaluate_checkpoint(
+            VerifierProcess(()),
+            [] if is_alone else earlier,
+            entry,
+            pinned,
+            settings,
+            memory,
+            is_kept=not is_alone,
+        )
+
+
+@checkpoint_command.command(name="cross")
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option(
+    "--harness",
+    "policies",
+    nargs=2,
+    required=True,
+    metavar="OLD_POLICY NEW_POLICY",
+    help="Policies with job: {evaluate: ...}, as it was and as it is.",
+)
+@click.option("--run", "name", metavar="RUN", help="Run of OLD and NEW. Default: the newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def cross_command(
+    old: str, new: str, policies: tuple[str, str], name: str | None, as_json: bool
+) -> int:
+    """Evaluate two checkpoints by two settings: did the model change, or its evaluation?
+
+    Each metric that all four evaluations have with a standard error (held-out losses, benchmarks,
+    toxicity) gets a verdict: model, harness or both where these differences exceed three standard
+    errors, neither where all are below two, else open. For another version of
+    lm-evaluation-harness name its interpreter: job: {evaluate: {tasks: {python: ...}}}.
+
+    \b
+    Examples:
+      supervise checkpoint cross ckpt-3 ckpt-9 --harness old.yaml new.yaml
+
+    Exit codes: 0; 1 one of the four could not be measured; 64 no such checkpoint.
+    """
+    evaluator = _Evaluator.of_run(name)
+    entries, settings = [evaluator.find(c) for c in (old, new)], [*map(_settings_of, policies)]
+    cells = [evaluator.evaluate(entry, way, is_alone=True) for way in settings for entry in entries]
+    reasons = list(dict.fromkeys(cell.reason for cell in cells if cell.reason))
+    shared = [metric for metric in cells[0].errors if all(metric in c.errors for c in cells)]
+    rows = [_cross_row(metric, cells) for metric in sorted(shared)]
+    if as_json:
+        echo_json({"unknown": reasons, "metrics": [asdict(row) for row in rows]})
+    else:
+        for reason in reasons:
+            echo(f"UNKNOWN: {reason}")
+        labels = [f"{e.id} by {policy}" for policy in policies for e in entries]
+        table = [(r.metric, *map(format_number, r.values), r.verdict) for r in rows]
+        print_table(table, ("metric", *labels, "moved by"))
+        for cell in cells:
+            for metric, why in cell.unmeasured.items():
+                echo(f"{metric}: UNKNOWN: {why}")
+    return 1 if reasons or not rows else 0
+
+
+@dataclass(frozen=True)
+class CrossRow:
+    """One metric of both checkpoints by the old settings, then by the new ones.
+
+    Attributes:
+        errors: standard errors of the values. verdict: model, harness, both, neither, open.
+    """
+
+    metric: str
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+    verdict: str
+
+
+def _cross_row(metric: str, cells: Sequence[Evaluation]) -> CrossRow:
+    values = tuple(cell.values[metric] for cell in cells)
+    errors = tuple(cell.errors[metric] for cell in cells)
+    return CrossRow(metric, values, errors, judge_cross(values, errors))
+
+
+def judge_cross(values: Sequence[float], errors: Sequence[float]) -> str:
+    """Return what moved a metric, see `CrossRow`. Surest of two differences each."""
+
+    def surest(pairs: tuple[tuple[int, int], ...]) -> float:
+        return max(
+            abs(values[b] - values[a]) / max(1e-12, math.hypot(errors[a], errors[b]))
+            for a, b in pairs
+        )
+
+    model, harness = surest(((0, 1), (2, 3))), surest(((0, 2), (1, 3)))
+    if model < SURELY_NOT and harness < SURELY_NOT:
+        return "neither"
+    if model > SURELY and harness > SURELY:
+        return "both"
+    if model > SURELY and harness < SURELY_NOT:
+        return "model"
+    return "harness" if harness > SURELY and model < SURELY_NOT else "open"
 
 
 def _held_out(pairs: Sequence[str]) -> dict[str, str]:

@@ -396,7 +396,8 @@ ASK = {
     ARCHITECTURE: "change one axis at a time, with tokenizer, data and evaluation pinned",
 }
 FINDINGS = {  # of checks; others are looked at as they are asked
-    "evaluation": "pin it, and evaluate the old checkpoint with the new one and the reverse",
+    "evaluation": "pin it; which of both moved: supervise checkpoint cross OLD NEW --harness "
+    "OLD_POLICY NEW_POLICY",
     "weights": "the file holds other weights than the job had: evaluate the other checkpoints",
 }
 CORPUS = "supervise data check DATA --val VAL --baseline data.json"

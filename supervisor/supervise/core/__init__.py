@@ -33,7 +33,7 @@ __getattr__ = lazy_exports(
         ),
         "run_notices": "CLAUSES, NOTICES, news_of",
         "policy_reload": "policy_differences",
-        "rank_monitor": "can_fire",
+        "rank_monitor": "RankMonitor, can_fire",
         "rule_scope": "needs_dense_sampling",
         "run_phase": "RunPhase, find_rate_cause, find_rate_growth",
         "run_state": "ApprovalRequest, MessageDraft, State",

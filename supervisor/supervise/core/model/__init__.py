@@ -26,7 +26,8 @@ __getattr__ = lazy_exports(
         "policy": (
             "Approval, Budget, Checkpoints, HOLD, HostHealth, Inhibit, JobSettings, "
             "Evaluate, Ladder, Ledger, Mechanisms, PLACEHOLDERS, Planned, Policy, Preempt, "
-            "RelaunchSettings, Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite"
+            "RelaunchSettings, Rule, Runbook, Safeguards, Sampling, Savepoints, SkipNonfinite, "
+            "Tasks, Toxicity"
         ),
         "preemption": "Preemption, Settled",
         "redaction": "REDACTED, Redactor, channel_variables",

@@ -361,6 +361,28 @@ class Checkpoints(Section, frozen=True):
     ] = 3600.0
 
 
+class Tasks(Section, frozen=True):
+    """Benchmarks of lm-evaluation-harness, of local files."""
+
+    include: Annotated[str, describe_key("folder of their YAML; paths in it are relative to it")]
+    names: Annotated[tuple[str, ...], Meta(min_length=1), describe_key("of the tasks")]
+    limit: Annotated[Count, describe_key("questions of each, at most")] = 200
+    python: Annotated[
+        str | None,
+        describe_key("interpreter that has the harness and this package; default: our own"),
+    ] = None
+
+
+class Toxicity(Section, frozen=True):
+    """Continuations of prompts, which a scorer takes for toxic from 0.5 on."""
+
+    prompts: Annotated[str, describe_key("file of JSON lines with a `prompt` each")]
+    scorer: Annotated[
+        str, describe_key("MODULE:FUNCTION that returns a score of 0 to 1 for each of some texts")
+    ]
+    k: Annotated[Count, describe_key("continuations of each prompt, of 20 tokens")] = 25
+
+
 class Evaluate(Section, frozen=True):
     """The model of a checkpoint, rebuilt, proved and measured beside the job."""
 
@@ -383,6 +405,8 @@ class Evaluate(Section, frozen=True):
             "of `supervise data check --index`: the model's texts are searched for copies"
         ),
     ] = None
+    tasks: Annotated[Tasks | None, describe_key("benchmarks; need the extra `eval`")] = None
+    toxicity: Annotated[Toxicity | None, describe_key("of what the model makes of prompts")] = None
     limit_s: Annotated[Seconds, describe_key("how long it may take; half of it for `val`")] = (
         msgspec.field(name="limit", default=600.0)
     )
