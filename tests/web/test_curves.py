@@ -144,12 +144,16 @@ const { counts, undone } = context.columns({ stretches: [stretch] }, "loss", "st
 const report = { what: { onset: { metric: "loss", step: 150 }, moves: [] },
   opened: { attempt: 0, step: 151 }, updated: { step: 160, attempt: 0 } };
 const rows = (head) => context.stepTable(report, {}, [], [head], ["loss"], { loss: {} });
+const noisy = [3, 5, 3, 5, 3, 5, 3, 5, 3, 9, 40];
+const singles = { attempt: 0, n: 11, x: [noisy, noisy.map((_, i) => 140 + i)],
+  y: { loss: [noisy, noisy, noisy, noisy.map(() => 1)] } };
 const path = (from, ...mean) => {
   const [steps, ones] = [mean.map((_, i) => from + i), mean.map(() => 1)];
   return { counts: [steps, mean, mean, mean, ones, steps, steps], mean };
 };
 console.log(JSON.stringify([counts[6], undone.map((path) => path[6]),
   rows({ bucket: 64, stretches: [stretch] }), rows({ bucket: 64, stretches: [] }),
+  rows({ bucket: 1, stretches: [singles] }),
   [[path(0, 5, 4, 3, 2), path(0, 5, 3)], [path(0, 5, 4), path(7, 3)]].map((runs) =>
     context.common(runs, 1).map(({ x, step, value }) => [x, step, value]))]));
 """
@@ -159,9 +163,10 @@ console.log(JSON.stringify([counts[6], undone.map((path) => path[6]),
 def test_a_bucket_that_has_the_trouble_in_it_is_not_taken_for_what_was_before():
     scripts = [STATIC / "charts.js", STATIC / "incident.js"]
     output = subprocess.check_output(["node", "-e", IN_BUCKETS, *scripts])
-    counts, undone, steps, without, last = json.loads(output)
+    counts, undone, steps, without, calm, last = json.loads(output)
     assert (counts, undone) == ([0, 64], [[None, 128]]), "the newest bucket, undone in part"
     assert steps == [[None, 6, "–", 7]], "before, the first bad one, after"
+    assert calm == [[None, 4, 40, 40]], "before: the median of the newest, as on the card"
     assert without == [[None, "–", "–", "–"]]
     assert last[0] == [[1, 1, 4], [1, 1, 3]], "two runs are compared where both have a step"
     assert last[1] == [[None, 1, 4], [None, 7, 3]], "nowhere: each at its own end"

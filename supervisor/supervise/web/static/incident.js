@@ -3,6 +3,7 @@
 
 const SIGNALS = 6; // charts
 const NEAR = 30; // steps shown before what began, and after its end
+const [LATE, HEALTHY, FEWEST] = [32, 8, 4]; // steps just before, the newest samples in them, and how many say what was healthy
 const READ_MS = 5000; // between two looks at an incident that is open
 const LONGEST = 300; // steps shown of an incident: in more of them its beginning would be a line
 const OWN_TIMES = ["other_time", "input_time", "forward_time"]; // in which ranks differ: in a backward they wait
@@ -125,13 +126,20 @@ function stepTable(report, run, restored, heads, names, about) {
     return "–";
   };
   const of = heads.length > 1 ? `, of rank ${heads[0].rank}` : "";
+  // As on cards: the median of the newest samples, of which one alone may lie anywhere in the noise.
+  const calm = (name, at, attempt_) => {
+    const samples = ({ x, y }) => [...y[name][2]].filter((_, i) => y[name][3][i] > 0 && x[1][i] > at - LATE && x[1][i] <= at);
+    const ofRank = (head) => head.stretches.filter((stretch) => stretch.attempt === attempt_).flatMap(samples);
+    const values = heads.filter((head) => head.bucket === 1).map(ofRank).find((each) => each.length >= FEWEST)?.slice(-HEALTHY).sort((a, b) => a - b);
+    return values && measure((values[(values.length - 1) >> 1] + values[values.length >> 1]) / 2, about[name].unit);
+  };
+  const before = (name, ...moment) => (name in healthy ? measure(healthy[name], about[name].unit) : calm(name, ...moment) ?? value(name, ...moment));
   return card("Steps", `around the incident${of}`, h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "steps" },
     table([["metric", "", null, ""], ...moments.map(([when, at]) => {
       const where = when === "before" ? `healthy, up to step ${number(at)}` : `step ${number(at)}`;
       return [[when, h("small", {}, ` ${where}`)], "n", null, `${when}, ${where}:`];
     })],
-      names.map((name) => [about[name].name, ...moments.map(([when, at, own, isOld]) => (when === "before" && name in healthy
-        ? measure(healthy[name], about[name].unit) : value(name, at, own, isOld)))]), "steps stack")));
+      names.map((name) => [about[name].name, ...moments.map(([when, ...moment]) => (when === "before" ? before : value)(name, ...moment))]), "steps stack")));
 }
 
 const measure = (value, unit) => (unit === "s" && isFinite(value) ? duration(value) : number(value));
