@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from supervise.actions import Relaunch
-from supervise.core import HELD, ApprovalRequest, Incident, Intent, RunbookExecution, initial_state
+from supervise.core import ApprovalRequest, Incident, Intent, RunbookExecution, initial_state
 from supervise.core.model import (
     Announced,
     Frame,
@@ -130,7 +130,7 @@ def test_the_guard_learns_the_first_step_of_each_attempt_that_went_back(processo
         (1, "enforce", "restart", {"job.end_requested": True}, False),
         (1, "enforce", "restart", {"step": 7, "job.restarts.crashes": [7]}, False),
         (1, "enforce", "restart", {"job.unavailable": {"relaunch": "nobody said how"}}, False),
-        (1, "enforce", "restart", {"incident": SimpleNamespace(phase=HELD)}, False),
+        (1, "enforce", "restart", {"incident": SimpleNamespace(is_held=True)}, False),
     ],
 )
 def test_nobody_waits_at_the_end_of_a_job_that_stays_ended(

@@ -70,10 +70,11 @@ def test_evidence_that_is_complete_behind_the_no_is_on_record(tell):
     (snapshot,) = story.actions()
     story.say("deny", id="ask-1")
     story.finish(snapshot, {"path": "incidents/inc-1/snapshot-1"})
-    (late,) = story.kinds("note", "late-outcome")
-    assert late.incident == "inc-1"
-    assert late.data["action"] == {"id": snapshot} and late.data["ok"]
-    assert late.data["result"] == {"path": "incidents/inc-1/snapshot-1"}
+    (done,) = story.kinds("commit")
+    assert done.incident == "inc-1"
+    assert done.data["action"] == {"id": snapshot}
+    assert done.data["result"] == {"path": "incidents/inc-1/snapshot-1"}
+    assert story.state.incident.phase == "held"
 
 
 def test_a_request_that_reaches_nobody_waits_an_hour_longer(tell):

@@ -20,7 +20,7 @@ __getattr__ = lazy_exports(
         "host_health": (
             "Device, Finding, judge_devices, judge_disk, judge_matmul, judge_memory, health_summary"
         ),
-        "incident": "HELD, Incident, Intent, RunbookExecution",
+        "incident": "Incident, Intent, RunbookExecution",
         "job_lifecycle": "has_start_failed",
         "job_recipes": "ScriptCode, fill_recipe, recognise_recipe",
         "notices": (

@@ -70,7 +70,9 @@ def hold_incident(
     policy, state = ctx.policy, ctx.state
     held_first = reasons.IncidentHeldFirst(incident=incident.id)
     approvals.settle_request(ctx, "withdrawn", held_first)
-    incident.phase, incident.run, incident.deferred.retry = HELD, None, None
+    incident.phase, incident.is_held, incident.deferred.retry = HELD, True, None
+    if incident.run is not None and not incident.run.is_busy():  # only one is performed at a time
+        incident.run = None
     state.rules.reported.clear()  # what fires from now on is answered by nobody else
     state.rules.growing.clear()
     rule_news.record_breaches(policy, state, incident)  # but for what the message is about
@@ -107,7 +109,7 @@ def hold_incident(
 
 def hold_after_runbook(ctx: StepContext, incident: Incident, run: RunbookExecution) -> None:
     """Hold as the last step of a runbook says, whatever became of the evidence before it."""
-    if incident.phase == HELD and run.failure.reason is None:
+    if incident.is_held and run.failure.reason is None:
         run.index += 1  # it ran in a hold: people know
         return
     failure = "" if run.failure.reason is None else str(run.failure.reason)

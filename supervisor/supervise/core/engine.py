@@ -39,7 +39,6 @@ from . import (
 )
 from .frames import JobFrames
 from .incident import (
-    HELD,
     OPEN,
     PROBATION,
     QUIET_STEPS,
@@ -467,7 +466,8 @@ def _update_incident(ctx: StepContext, incident: Incident) -> None:
         elif ending.quiet_since is None:
             ending.quiet_since = state.frame_count
         elif (
-            state.frame_count - ending.quiet_since >= QUIET_STEPS
+            incident.run is None  # its evidence may still be under way
+            and state.frame_count - ending.quiet_since >= QUIET_STEPS
             and not diagnosis.awaits_recovery(policy, state, incident)
         ):
             left = ending.rebaselined and not diagnosis.is_loss_back(policy, state, incident)
@@ -498,7 +498,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         ctx.send(diagnosed)
     level = incident.escalation.level
     name, _ = next_level(ctx.policy.ladder, level)
-    idle = incident.run is None and incident.phase != HELD
+    idle = incident.run is None and not incident.is_held
     awaited = incident.deferred.awaiting_checkpoint
     if awaited is not None and awaited.candidates:
         return

@@ -55,12 +55,11 @@ class OperatorRequest:
     """Who asked for it, and from where it goes on.
 
     Attributes:
-        operator: "" when a rule asked for it. is_held: the incident was held when it was asked.
+        operator: "" when a rule asked for it.
         before_step: the step that the operator goes back to before.
     """
 
     operator: str = ""
-    is_held: bool = False
     before_step: int | None = None
 
 
@@ -455,6 +454,7 @@ class Incident:
         opened_step: newest step then. breach_step: the first that may be part of the trouble.
         rules: ids of those that joined it. headline: what it is about, one line.
         slow: since when steps take longer, where it is that. run: the runbook in progress.
+        is_held: acting stopped, until somebody releases it; a runbook may run in the meantime.
         acknowledged_by: the operator who acknowledged it. denied_by: who denied a request of it.
         ordered_by: the operator whose order opened it.
         reported_ns: when people were last told of it, 0 for never.
@@ -470,6 +470,7 @@ class Incident:
     phase: str = OPEN
     slow: SlowStep | None = None
     run: RunbookExecution | None = None
+    is_held: bool = False
     acknowledged_by: str = ""
     denied_by: str = ""
     ordered_by: str = ""
@@ -522,8 +523,8 @@ class Incident:
         return bool(self.ordered_by) and not self.rules
 
     def reopen(self) -> None:
-        """Nothing is under way: it is watched until it has been quiet for long enough."""
-        self.phase, self.ending.quiet_since = OPEN, None
+        """Nothing is under way: it is held as before, or watched until it was quiet long enough."""
+        self.phase, self.ending.quiet_since = HELD if self.is_held else OPEN, None
 
 
 def verb_of(action: Action) -> str:

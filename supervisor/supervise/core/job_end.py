@@ -32,7 +32,6 @@ from . import (
 )
 from .incident import (
     ACTING,
-    HELD,
     Incident,
     RunbookExecution,
     RunbookFailure,
@@ -127,7 +126,7 @@ def _respond_to_crash(ctx: StepContext, name: str, end: str) -> None:
     if policy.mode not in ACTING_MODES:
         text, mode = f"{policy.mode}: would have run {name}", Suppressor("mode", policy.mode)
         ctx.record(Suppressed(reason=text, suppressed_by=str(mode), runbook=name))
-    elif incident is not None and incident.phase == HELD:
+    elif incident is not None and incident.is_held:
         job.no_restart_reason = run_notices.HeldBefore(incident=incident.id)
     elif state.step in crashes:
         job.no_restart_reason = run_notices.EndedThereBefore(step=state.step)

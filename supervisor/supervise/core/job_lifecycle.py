@@ -495,7 +495,7 @@ def stop_or_repeat_exhausted(ctx: StepContext, incident: Incident) -> None:
     frame_count, reported_ns = since
     lasted, history = state.frame_count - frame_count, state.history.tried_runbooks
     ends = lasted >= QUIET_STEPS and withdrawal.policy_ends_job(ctx.policy, state, incident)
-    if ends and GIVE_UP not in history:
+    if ends and incident.run is None and GIVE_UP not in history:
         history[GIVE_UP] = False
         if _end_with_evidence(ctx, incident, reasons.NothingHelped(steps=lasted), None):
             return

@@ -78,6 +78,11 @@ def describe_action_under_way(incident: Incident) -> str:
     return run.intent.action_id or run.runbook.name
 
 
+def _queued(incident: Incident, event: OperatorCommand, under_way: str) -> Answer:
+    commands = incident.deferred.commands
+    return Answer(f"queued until {under_way} has finished", then=lambda: commands.append(event))
+
+
 def perform_order(ctx: StepContext, event: OperatorCommand) -> Answer:
     """Answer a word that acts. Raises `Refused` when it cannot be carried out."""
     state, incident = ctx.state, ctx.state.incident
@@ -89,8 +94,7 @@ def perform_order(ctx: StepContext, event: OperatorCommand) -> Answer:
     if under_way and incident is not None:
         if verb not in PATIENT:
             raise Refused(f"{under_way} is in progress; repeat the command when it has finished")
-        commands = incident.deferred.commands
-        return Answer(f"queued until {under_way} has finished", then=lambda: commands.append(event))
+        return _queued(incident, event, under_way)
     if state.job.returncode is not None:
         raise Refused("the job has ended")
     if verb == "resume" and not state.job.paused:
@@ -417,9 +421,13 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
             "checkpoints that this launch saves from now on are good again", then=take_as_it_is
         )
 
+    incident = state.incident
+    if incident is not None and (under_way := describe_action_under_way(incident)):
+        return _queued(incident, event, under_way)
+
     def then() -> None:
-        if state.incident is not None:
-            closing.close_incident(ctx, state.incident, RELEASED, released_by=event.operator)
+        if incident is not None:
+            closing.close_incident(ctx, incident, RELEASED, released_by=event.operator)
         state.checkpoints.accept(state.attempt, state.step)
         for monitor in state.monitors.values():
             monitor.release()

@@ -24,7 +24,7 @@ from . import (
     withdrawal,
 )
 from .frames import FRAMES
-from .incident import HELD, OPEN, PROBATION, Incident, RunbookExecution
+from .incident import OPEN, PROBATION, Incident, RunbookExecution
 from .model import state_machine
 from .model.action import Refused
 from .model.decisions import (
@@ -301,7 +301,7 @@ def _respond(ctx: StepContext, monitor: RankMonitor, rule: Rule) -> None:
     book = policy.runbooks.get(name)
     changes = book is not None and any(step.changes_training for step in book.steps)
     off = not aside or (changes and not withdrawal.reports_stall(monitor, rule))
-    if incident.phase == HELD and off:
+    if incident.is_held and off:
         _suppress(ctx, rule, f"{rule.id}: automatic actions are off; a person is needed", "holding")
         return
     index = policy.rules.index(rule)

@@ -21,7 +21,6 @@ from . import (
 )
 from .incident import (
     ACTING,
-    HELD,
     OPEN,
     OVERDUE_S,
     PROBATION,
@@ -338,9 +337,9 @@ def start_requested_runbook(
     ctx: StepContext, incident: Incident, book: Runbook, operator: str, before_step: int | None
 ) -> None:
     """Start what an operator asked for; whoever calls has seen that it can work here."""
-    escalation, is_held = incident.escalation, incident.phase == HELD
+    escalation = incident.escalation
     escalation.runs, escalation.exhausted = escalation.runs + 1, None
-    requested = OperatorRequest(operator, is_held, before_step)
+    requested = OperatorRequest(operator, before_step)
     incident.run = RunbookExecution(escalation.runs, book, incident.severity, requested=requested)
     _enter_acting(ctx, incident, operator_request_text(book, operator))
     proceed_runbook(ctx, incident)
@@ -637,6 +636,8 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         closing.hold_incident(ctx, incident, reason, remedies=True)
     elif failure.ineffective:
         escalate_incident(ctx, incident, reason, fallback)
+    elif incident.is_held:
+        closing.hold_incident(ctx, incident, reason)
     elif failure.refused and run.runbook.if_refused and not run.terms.substitute:
         level = incident.escalation.level
         _start_substitute(ctx, incident, run.runbook, level, reason, str(reason))
@@ -653,7 +654,8 @@ def _stop_acting(
 ) -> None:
     """The reason for a runbook is gone: the incident is watched until its rules stay quiet."""
     incident.reopen()
-    ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
+    if not incident.is_held:
+        ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
     incident.escalation.called_off += 1
     if not run.terms.repeated:
         then = advice.after_withdrawal(ctx.policy, ctx.state, incident)
@@ -680,7 +682,8 @@ def escalate_incident(
     """
     opening.invalidate_attempt(ctx.state, incident)
     closing.judge_rate_after_relapse(ctx, incident)
-    if (book := closing.runbook_at_lower_rate(ctx.policy, ctx.state, incident)) is not None:
+    book = closing.runbook_at_lower_rate(ctx.policy, ctx.state, incident)
+    if book is not None and not incident.is_held:
         start_runbook(ctx, incident, book.name, incident.escalation.level, reason)
         return
     stands = len(incident.recovery.rate_limits) < 2  # back at two held rates: it is not the rate
@@ -697,6 +700,8 @@ def escalate_incident(
     name, level = next_level(ctx.policy.ladder, level_tried)
     if level_tried < 0 and fallback != HOLD:
         name, level = fallback, level_of(ctx.policy.ladder, fallback, -1)
+    if incident.is_held:
+        name = HOLD
     start_runbook(ctx, incident, name, level, reason, escalated=level_tried >= 0)
 
 
@@ -710,10 +715,9 @@ def _on_runbook_done(ctx: StepContext, incident: Incident, run: RunbookExecution
     elif any(run.runbook.steps[i].touches_job for i in run.committed) and not run.terms.waits:
         _on_probation(ctx, incident, reasons.RunbookDone(runbook=run.runbook.name))
     else:
-        if incident.phase != HELD:
-            incident.reopen()
-            if ctx.state.machine == state_machine.ACTING:  # it preempted one that was verified
-                ctx.move("given_up", reasons.ChangesNothing(runbook=run.runbook.name).text)
+        incident.reopen()
+        if ctx.state.machine == state_machine.ACTING:  # it preempted one that was verified
+            ctx.move("given_up", reasons.ChangesNothing(runbook=run.runbook.name).text)
         start_waiting_runbook(ctx)
 
 
@@ -729,8 +733,8 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
                 error=str(failed),
             )
         )
-    if requested.is_held:
-        incident.phase = HELD
+    if incident.is_held:
+        incident.reopen()
     elif failed is None:
         done = reasons.RunbookDone(runbook=run.runbook.name, operator=requested.operator)
         _on_probation(ctx, incident, done)
@@ -741,6 +745,10 @@ def _on_request_done(ctx: StepContext, incident: Incident, run: RunbookExecution
 
 
 def _on_probation(ctx: StepContext, incident: Incident, reason: Cause) -> None:
+    if incident.is_held:  # that stands until somebody releases it
+        incident.reopen()
+        start_waiting_runbook(ctx)
+        return
     if ctx.state.approvals.pending is not None or incident.deferred.retry is not None:
         incident.reopen()
         ctx.move("ask", f"{reason}; a request of {incident.id} waits")

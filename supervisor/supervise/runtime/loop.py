@@ -28,7 +28,6 @@ from ..checkpoints.service import VERIFY_NOW_S, CheckpointService
 from ..checkpoints.tracker import RunPosition
 from ..checkpoints.verification import OVERTAKEN, TOO_LATE
 from ..core import action_planning, checkpoint_wait, rule_scope, withdrawal
-from ..core.incident import HELD
 from ..core.job_lifecycle import ASKED, MEANT
 from ..core.model.decisions import ACTING_MODES
 from ..core.model.events import Event, Exited, Frame, Launched, Notice, Tick
@@ -247,7 +246,7 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
     if not returncode or policy.job.on_crash is None or not able:
         return False
     is_deliberate = job.stopping or job.end_requested or returncode in (*ASKED, *MEANT)
-    is_held = state.incident is not None and state.incident.phase == HELD
+    is_held = state.incident is not None and state.incident.is_held
     return not (is_deliberate or is_held or state.step in job.restarts.crashes)
 
 

@@ -477,6 +477,10 @@ class EventProcessor:
             # keep the job from going on because a disk is full: that law comes first.
             self.process(Finished(system.monotonic_ns(), action_id, False, error=trouble))
             return
+        if self.performer.running is not None:  # an error of ours must not end the watching
+            error = f"{self.performer.running} is under way"
+            self.process(Finished(system.monotonic_ns(), action_id, False, error=error))
+            return
         self.performing = verb
         action_awaited, key = runbook_runner.awaited_action(self.state), self.action_key(action_id)
         self.performer.start(action_id, action_awaited, args, key=key)
