@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..runtime.call_stack import CannotRestore
 from ..torch_state.registry import Registry
-from ..torch_state.tensor_copies import TensorCopies, is_copyable, local_part
+from ..torch_state.tensor_copies import (
+    TensorCopies,
+    has_readable_memory,
+    is_copyable,
+    is_plain,
+    local_part,
+)
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Scalars
@@ -29,6 +35,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _DEPTH = 8  # containers in containers; an optimizer's state has one or two
 _OF_THE_STEP = ("_per_optimizer_states",)  # of a GradScaler: about the step under way
 _MISSED = 50  # names
+_FREED = "has no memory between two steps: the job moves it elsewhere, as offload does"
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 
@@ -45,8 +52,8 @@ class TrainingState:
         """Plan the copies; `died` is called when an optimizer is deleted.
 
         Raises:
-            CannotRestore: a parameter is not plain memory, or an optimizer trains tensors that are
-                no parameters of a module.
+            CannotRestore: a parameter is not plain memory, parameters or optimizer state are
+                swapped out, or an optimizer trains tensors that are no parameters of a module.
         """
         self._torch, self._copies = torch, copies
         self.parameters: dict[int, SavedParameter] = {}  # by id
@@ -57,6 +64,7 @@ class TrainingState:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
+            self._require_state_in_memory(optimizer)
             self.optimizers.append(SavedOptimizer(optimizer, self._restore_plan, died))
         self.scalers: list[tuple[Any, dict[str, Any]]] = [
             (weakref.ref(scaler), self._attributes(scaler)) for scaler in registry.scalers
@@ -83,6 +91,8 @@ class TrainingState:
 
     def _add_parameter(self, parameter: Any, name: str) -> int:
         if not is_copyable(self._torch, parameter):
+            if is_plain(self._torch, parameter):
+                raise CannotRestore(f"{name} {_FREED}")
             raise CannotRestore(
                 f"{name} is a {type(parameter).__name__} on {parameter.device}, laid out as "
                 f"{parameter.layout}; only dense tensors on CPU or CUDA can be saved"
@@ -106,6 +116,15 @@ class TrainingState:
             return SavedDict({k: self._restore_plan(v, depth + 1) for k, v in dict.items(value)})
         return LEFT_ALONE
 
+    def _require_state_in_memory(self, optimizer: Any) -> None:
+        """Raise CannotRestore where a savepoint would have no moments: they are swapped out."""
+        for state in optimizer.state.values():
+            for key, value in state.items() if isinstance(state, dict) else ():
+                if not isinstance(value, self._torch.Tensor) or not is_plain(self._torch, value):
+                    continue
+                if not has_readable_memory(local_part(value)):
+                    raise CannotRestore(f"{key} of {type(optimizer).__name__} {_FREED}")
+
     def _require_own_parameters(self, owned: "frozenset[int]") -> None:
         """Raise CannotRestore unless what the optimizers train are the model's own parameters.
 
@@ -126,6 +145,8 @@ class TrainingState:
     def verify(self) -> None:
         """Raise CannotRestore unless `restore` can write everything back."""
         copies = self._copies
+        if copies.any_without_memory():
+            raise CannotRestore(f"part of the training state {_FREED}")
         # Another parameter may have the id of one that was deleted.
         deleted = {
             key for key, entry in self.parameters.items() if copies.original(entry.number) is None
@@ -147,7 +168,7 @@ class TrainingState:
         back = Restoration(self._copies)
         self._copies.write()
         for entry in self.parameters.values():
-            _zero_gradient(self._copies.original(entry.number))
+            _zero_gradient(self._torch, self._copies.original(entry.number))
         for module in self.modules:
             module.restore(back)
         for optimizer in self.optimizers:
@@ -310,15 +331,16 @@ class SavedOptimizer:
         optimizer.state.update(content)
 
 
-def _zero_gradient(parameter: Optional[Any]) -> None:
+def _zero_gradient(torch: Any, parameter: Optional[Any]) -> None:
     """Drop what is left of the last backward: in place, as a bucket may share its memory."""
     gradient = None if parameter is None else parameter.grad
     if gradient is None:
         return
+    part = local_part(gradient)
     if gradient.is_sparse:
         parameter.grad = None  # type: ignore[union-attr]
-    else:
-        local_part(gradient).zero_()
+    elif not is_plain(torch, part) or has_readable_memory(part):
+        part.zero_()
 
 
 def _ids(group: Any) -> tuple[int, ...]:
@@ -423,12 +445,14 @@ class StateWatch:
         value: Any = None if values is None else values.get(mark.key)
         if value is None or value._version != mark.version:
             return True
-        return mark.sample is not None and mark.sample != self._sample(value)
+        if mark.sample is None or (sample := self._sample(value)) is None:
+            return False
+        return mark.sample != sample
 
     def _sample(self, value: Any) -> Optional[bytes]:
         if type(value) is not self._tensor or not self._scalars.reads(value):
             return None  # on a device, or of a class that holds its values elsewhere
-        if not value.is_contiguous():
+        if not value.is_contiguous() or not has_readable_memory(value):
             return None
         return string_at(value.data_ptr(), min(BYTES, value.numel() * value.element_size()))
 

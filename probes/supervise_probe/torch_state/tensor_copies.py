@@ -242,6 +242,11 @@ class TensorCopies:
         tensor, key = local_part(self.original(number)), self.slots[number].key
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
+    def any_without_memory(self) -> bool:
+        """Whether the job has freed the memory of a tensor since: writing there ends it."""
+        tensors = (local_part(self.original(number)) for number in range(len(self.slots)))
+        return not all(tensor is None or has_readable_memory(tensor) for tensor in tensors)
+
     def any_shape_changed(self) -> bool:
         """Whether `write` would fail."""
         return any(slot.bulk and self.shape_changed(i) for i, slot in enumerate(self.slots))
@@ -298,8 +303,27 @@ def writes_are_counted(tensor: Any) -> bool:
     return not tensor.is_inference() and bool(tensor.untyped_storage().resizable())
 
 
+def has_readable_memory(tensor: Any) -> bool:
+    """Whether the storage of a dense tensor, of no class of its own, covers all its elements.
+
+    A job may free it (`untyped_storage().resize_(0)`) and fill it again before it needs it, as
+    offload of optimizer state does: to touch it in between ends the process. Takes 1 us.
+    """
+    if not tensor.numel():
+        return True
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    size_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() >= size_bytes)
+
+
 def is_copyable(torch: Any, tensor: Any) -> bool:
     """Whether a tensor, or this rank's part of it, is plain memory: dense, on CPU or CUDA."""
+    tensor = local_part(tensor)
+    return is_plain(torch, tensor) and has_readable_memory(tensor)
+
+
+def is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether a tensor, or this rank's part of it, is dense, on CPU or CUDA; it may be freed."""
     tensor = local_part(tensor)
     return bool(
         tensor.layout is torch.strided

@@ -1,0 +1,117 @@
+"""Tensors of the job that share memory or have none: what the probe reads and writes of them."""
+
+import pytest
+import torch
+
+from supervise_probe.runtime.scalars import Scalars
+from supervise_probe.savepoints.manager import CannotRestore, SavepointManager
+from supervise_probe.savepoints.training_state import StateWatch
+from supervise_probe.torch_state.records import OptimizerInfo, Optimizers
+from supervise_probe.torch_state.registry import Registry
+
+
+@pytest.fixture
+def adam():
+    """A module and its optimizer after one step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def free(tensor):
+    """Free the memory of a tensor, as offload does; return what fills it again."""
+    content, storage = tensor.detach().clone(), tensor.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+
+    def fill():
+        storage.resize_(size)
+        tensor.data.copy_(content)
+
+    return fill
+
+
+def manager(*objects):
+    registry = Registry()
+    registry._torch = torch
+    for thing in objects:
+        registry.saw(thing)
+    return SavepointManager(torch, registry, keep=2, max_bytes=1 << 20)
+
+
+def test_freed_optimizer_state_is_neither_saved_nor_written(adam):
+    """It ended the job; a savepoint without moments would be none."""
+    model, optimizer = adam
+    moments = optimizer.state[model.weight]["exp_avg"]
+    savepoints = manager(model, optimizer)
+    savepoints.take(0, 0, None)
+    weight = model.weight.detach().clone()
+    model.weight.data.add_(1)
+    fill = free(moments)
+
+    with pytest.raises(CannotRestore, match="training state has no memory between two steps"):
+        savepoints.restore(1)
+    assert torch.equal(model.weight, weight + 1)
+    fill()
+    savepoints.restore(1)
+    assert torch.equal(model.weight, weight)
+    fill = free(moments)
+    with pytest.raises(CannotRestore, match="exp_avg of Adam has no memory between two steps"):
+        savepoints.take(1, 0, None)
+    fill()
+
+
+def test_freed_weights_are_not_saved_and_a_freed_buffer_is_left_alone(adam):
+    model, optimizer = adam
+    model.register_buffer("cache", torch.ones(64))
+    fill = free(model.cache)
+    savepoints = manager(model, optimizer)
+    savepoints.take(0, 0, None)
+    assert savepoints.restore(1)[0]["not_restored"] == ["Linear.cache"]
+    fill()
+    fill = free(model.weight)
+    with pytest.raises(CannotRestore, match=r"Linear.weight has no memory between two steps"):
+        savepoints.take(1, 0, None)
+    fill()
+
+
+def test_a_freed_gradient_stays_freed(adam):
+    model, optimizer = adam
+    savepoints = manager(model, optimizer)
+    savepoints.take(0, 0, None)
+    fill = free(model.weight.grad)
+    savepoints.restore(1)
+    assert not model.weight.grad.untyped_storage().nbytes()
+    fill()
+
+
+def test_optimizer_state_that_is_swapped_out_and_in_was_not_written(adam):
+    """Bytes at no address were compared with those of the state."""
+    model, optimizer = adam
+    optimizers = Optimizers()
+    optimizers.known[id(optimizer)] = OptimizerInfo(optimizer)
+
+    class Pace:
+        due = True
+
+        def weigh(self, spent_ns, elapsed_ns):
+            pass
+
+    watch = StateWatch(torch, Scalars(torch), optimizers, Pace())
+    moments = [
+        optimizer.state[parameter][key]
+        for parameter in model.parameters()
+        for key in ("exp_avg", "exp_avg_sq")
+    ]
+    for freed_first in (True, False):
+        fills = [free(tensor) for tensor in moments] if freed_first else []
+        watch.step_ended(1)
+        if not freed_first:
+            fills = [free(tensor) for tensor in moments]
+            assert watch.marked and not watch.was_written(1)
+        for fill in fills:
+            fill()
+        assert not watch.was_written(1)
