@@ -307,15 +307,18 @@ class LearningRate:
         """
         ours, hold = self.factor(), self.hold
         limits = self._limits if self.warming.moves else {}
-        for number, group in enumerate(optimizer.param_groups, start):
+        scaled: list[tuple[dict[str, Any], float]] = []
+        groups = optimizer.param_groups
+        for number, group in enumerate(groups, start):
             rate = group.get("lr")
             factor, limit = drill * ours, limits.get(id(group))
             job_rate = self._on_host(rate) if hold is not None or limit is not None else None
             if job_rate is not None:
                 requested_rate = job_rate * drill
                 cap = None if hold is None else hold.limit(number, requested_rate, step)
-                if hold is not None and number == 0:
-                    hold.used = 1.0 if cap is None else cap / job_rate
+                if hold is not None and start == 0 and self._is_shared(rate, groups[0], group):
+                    used = 1.0 if cap is None else cap / job_rate
+                    hold.used = min(used, hold.used) if number else used
                 limit = min(
                     (ceiling for ceiling in (limit, cap) if ceiling is not None),
                     default=requested_rate,
@@ -323,23 +326,42 @@ class LearningRate:
                 if requested_rate > limit:
                     factor = limit * ours / job_rate
             if rate is not None:
-                self._set(group, rate, factor)
+                scaled.append((group, factor))
+        self._set(scaled)
 
-    def _set(self, group: dict[str, Any], rate: Any, factor: float) -> None:
-        if isinstance(rate, self._torch.Tensor):
-            self._changed.append((group, rate.clone(), rate, factor))
-            with self._torch.no_grad():
+    def _is_shared(self, rate: Any, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether two groups are the same or have the same tensor as their rate."""
+        return one is other or (one.get("lr") is rate and isinstance(rate, self._torch.Tensor))
+
+    def _set(self, scaled: list[tuple[dict[str, Any], float]]) -> None:
+        """Multiply the rates of groups by their factors.
+
+        Groups may share one tensor, which is multiplied once: by the smallest factor, since no
+        group may have more than its limit.
+        """
+        tensors: dict[int, tuple[Any, Any, float]] = {}  # by id: itself, its value, the factor
+        for group, factor in scaled:
+            rate = group["lr"]
+            if isinstance(rate, self._torch.Tensor):
+                job_rate, smallest = tensors.get(id(rate), (rate, rate.clone(), factor))[1:]
+                tensors[id(rate)] = rate, job_rate, min(factor, smallest)
+            else:
+                used = rate * factor
+                self._changed.append((group, rate, used, factor))
+                group["lr"] = used
+        for group, _ in scaled:
+            if id(group["lr"]) in tensors:
+                rate, job_rate, factor = tensors[id(group["lr"])]
+                self._changed.append((group, job_rate, rate, factor))
+        with self._torch.no_grad():
+            for rate, _, factor in tensors.values():
                 rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
-        else:
-            used = rate * factor
-            self._changed.append((group, rate, used, factor))
-            group["lr"] = used
 
     def reschedule(self, optimizer: Any, factor: float) -> None:
         """Multiply the rate of every group until `restore`, as if the job's schedule had."""
-        for group in optimizer.param_groups:
-            if group.get("lr") is not None:
-                self._set(group, group["lr"], factor)
+        self._set(
+            [(group, factor) for group in optimizer.param_groups if group.get("lr") is not None]
+        )
 
     @property
     def changed(self) -> bool:

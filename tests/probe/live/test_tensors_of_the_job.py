@@ -6,6 +6,7 @@ import torch
 from supervise_probe.runtime.scalars import Scalars
 from supervise_probe.savepoints.manager import CannotRestore, SavepointManager
 from supervise_probe.savepoints.training_state import StateWatch
+from supervise_probe.torch_state.learning_rate import LearningRate, RateHold, Warmup
 from supervise_probe.torch_state.records import OptimizerInfo, Optimizers
 from supervise_probe.torch_state.registry import Registry
 
@@ -115,3 +116,50 @@ def test_optimizer_state_that_is_swapped_out_and_in_was_not_written(adam):
         for fill in fills:
             fill()
         assert not watch.was_written(1)
+
+
+@pytest.fixture
+def rates(tmp_path):
+    """The rates of the probe, and an optimizer whose three groups share one tensor as theirs."""
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(3)]
+    optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.5))
+    return LearningRate(torch, Scalars(torch), str(tmp_path)), optimizer
+
+
+def rates_of(optimizer):
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def test_groups_that_share_a_rate_get_it_scaled_once(rates):
+    rate, optimizer = rates
+    (shared,) = {id(group["lr"]) for group in optimizer.param_groups}
+    rate.held = Warmup(0.5)
+    rate.reschedule(optimizer, 4.0)
+    assert rates_of(optimizer) == [2.0] * 3
+    rate.apply(optimizer, 2.0, 0, 5)
+    assert rates_of(optimizer) == [2.0] * 3
+    rate.restore()
+    assert rates_of(optimizer) == [0.5] * 3 and not rate.changed
+    assert {id(group["lr"]) for group in optimizer.param_groups} == {shared}
+
+
+def test_of_groups_that_share_a_rate_the_lowest_limit_counts(rates):
+    """No group has more than its limit, and the share of its rate that the first has says so."""
+    rate, optimizer = rates
+    rate.hold = RateHold({0: 0.25, 1: 0.125, 2: 0.25}, 0, 0, {})
+    rate.apply(optimizer, 1.0, 0, 5)
+    assert rates_of(optimizer) == [0.125] * 3 and rate.hold.used == 0.25
+    rate.restore()
+    assert rates_of(optimizer) == [0.5] * 3
+    rate.hold = RateHold({1: 1.0}, 0, 0, {})
+    rate.apply(optimizer, 1.0, 0, 6)
+    assert rates_of(optimizer) == [0.5] * 3 and rate.hold.used == 1.0
+
+
+def test_a_rate_that_the_optimizer_puts_in_place_of_a_shared_one_is_its_own(rates):
+    rate, optimizer = rates
+    rate.held = Warmup(0.5)
+    rate.apply(optimizer, 1.0, 0, 5)
+    optimizer.param_groups[1]["lr"] = optimizer.param_groups[1]["lr"] / 2
+    rate.restore()
+    assert rates_of(optimizer) == [0.5, 0.25, 0.5]
