@@ -1,5 +1,8 @@
 """Tensors of the job that share memory or have none: what the probe reads and writes of them."""
 
+from itertools import count
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -35,11 +38,10 @@ def free(tensor):
     return fill
 
 
-def manager(*objects):
+def manager(model, optimizer):
     registry = Registry()
-    registry._torch = torch
-    for thing in objects:
-        registry.saw(thing)
+    registry.modules.add(model)
+    registry.optimizers.add(optimizer)
     return SavepointManager(torch, registry, keep=2, max_bytes=1 << 20)
 
 
@@ -163,3 +165,40 @@ def test_a_rate_that_the_optimizer_puts_in_place_of_a_shared_one_is_its_own(rate
     optimizer.param_groups[1]["lr"] = optimizer.param_groups[1]["lr"] / 2
     rate.restore()
     assert rates_of(optimizer) == [0.5, 0.25, 0.5]
+
+
+def test_new_optimizers_have_the_heap_scanned_twice_and_then_seldom():
+    """A scan takes half a second in a large heap, and a job may make an optimizer for each sample.
+
+    Modules and optimizers are of classes of the test: torch itself is not wrapped in this process.
+    """
+    module = type("Module", (torch.nn.Linear,), {})
+    optimizer = type("Optimizer", (torch.optim.SGD,), {})
+    before = [module(2, 2) for _ in range(5)]
+    seconds = count(0, 10**9)  # each look at the clock is a second later
+    registry = Registry(clock=lambda: next(seconds))
+    nothing = SimpleNamespace()
+    registry.install(
+        SimpleNamespace(
+            nn=SimpleNamespace(Module=module, modules=SimpleNamespace(module=nothing)),
+            optim=SimpleNamespace(Optimizer=optimizer, lr_scheduler=nothing),
+            amp=nothing,
+            cuda=SimpleNamespace(amp=nothing),
+        )
+    )
+    first = optimizer(before[0].parameters(), lr=0.1)
+    assert registry.roots() == [before[0]] and {*registry.modules} == {*before}
+    samples = [torch.zeros(2, requires_grad=True) for _ in range(3)]
+    optimizers = [first]
+    late = []
+    for sample in samples:
+        late.append(module.__new__(module))  # announced by nothing
+        late[-1].__dict__.update(before[0].__dict__)
+        optimizers.append(optimizer([sample], lr=0.1))
+        registry.roots()
+    assert {*registry.modules} == {*before, late[0]}
+    for _ in range(1000):
+        next(seconds)
+    optimizers.append(optimizer([samples[0]], lr=0.1))
+    registry.roots()
+    assert {*registry.modules} == {*before, *late}
