@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from supervise.actions import HoldRate, LrScale, Rollback, Snapshot
-from supervise.core.model import Approval, Budget, Ladder
+from supervise.core.model import Approval, Budget, Ladder, Refused, Runbook
 
-from .conftest import Reach, Touch, Verify, above, rules_of, runbook_of
+from .conftest import Reach, Touch, Verify, above, messages, rules_of, runbook_of
 
 
 def asked(tell, **changes):
@@ -442,6 +444,42 @@ def test_an_incident_that_somebody_has_is_not_reminded_of(tell):
 
     assert reminders(story, "still off") == 1
     assert story.state.machine == "holding"
+
+
+@dataclass(frozen=True)
+class Impossible(Reach):
+    """Changes the training, and never can."""
+
+    changes_training = True
+
+    def plan(self, context):
+        raise Refused("no savepoint is old enough")
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_an_acknowledgement_covers_the_severity_that_it_was_given_at(tell, acked):
+    rules = rules_of(
+        {"high": above("train_loss_raw", 5.0), "wild": above("grad_global_norm", 9.0)},
+        ("high", "SEV0", "back"),
+        ("wild", "SEV2"),
+    )
+    books = {"back": Runbook("back", (Impossible(), Verify()), ("reach", "verify"))}
+    ladder = Ladder(("back", "hold"))
+    story = tell(**rules, runbooks=books, ladder=ladder, give_up="stop", healthy=60)
+    story.frames(2.0, grad=20.0)
+    if acked:
+        story.say("ack")
+        assert story.state.incident.acknowledged_by == "anna"
+    before = len(messages(story))
+    story.frames(9.0, grad=20.0)
+    incident = story.state.incident
+    assert (incident.severity, incident.acknowledged_by) == ("SEV0", "")
+    note = "anna acknowledged it as SEV2 only"
+    assert [note in m["verdict"] for m in messages(story)[before:]] == [acked]
+    story.frames(9.0, times=60, grad=20.0)
+    story.tick(700.0)
+    assert sum(note in m["verdict"] for m in messages(story)) == acked
+    assert [a.rpartition("-")[2] for a in story.actions()][-2:] == ["snapshot", "stop"]
 
 
 def reminders(story, text):

@@ -87,6 +87,7 @@ FACTS: dict[str, Any] = {
     "damage": "cut",
     "shortfall": "7 of 9 steps",
     "acts": True,
+    "acked": "SEV2",
     "mount": "/d",
     "need_bytes": 200_000_000,
     "runs": "/d/runs",

@@ -49,7 +49,8 @@ from .run_state import State, StepContext
 def page_exhausted(ctx: StepContext, incident: Incident) -> Steps:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     state = ctx.state
-    incident.severity, incident.escalation.exhausted = "SEV0", (state.frame_count, state.at_ns)
+    incident.raise_severity("SEV0")
+    incident.escalation.exhausted = state.frame_count, state.at_ns
     return advice.stop_to_come(ctx.policy)
 
 
@@ -175,7 +176,7 @@ def _report_unfenceable(ctx: StepContext, reason: str) -> None:
 
 def _report_ranks_differ(ctx: StepContext, incident: Incident, verb: str, reason: str) -> None:
     """Some ranks carried out an action and others did not: a SEV0, whatever it began with."""
-    incident.severity = "SEV0"
+    incident.raise_severity("SEV0")
     incident.headline = notices.PartlyDone(verb=verb, error=reason).text
     ctx.send(notices.RanksDiffer(severity="SEV0", incident=incident.id, headline=incident.headline))
 

@@ -23,6 +23,7 @@ from .model.payload import NOTHING, Outcome, Payload, RateArgs, RelaunchArgs, Ro
 from .model.policy import Runbook
 from .model.verdicts import ContextEvent, SlowStep, Verdict
 from .notices import Cause
+from .reasons import AckLapsed
 from .run_phase import RateCause, RateJump
 from .trends import Band
 
@@ -455,7 +456,8 @@ class Incident:
         rules: ids of those that joined it. headline: what it is about, one line.
         slow: since when steps take longer, where it is that. run: the runbook in progress.
         is_held: acting stopped, until somebody releases it; a runbook may run in the meantime.
-        acknowledged_by: the operator who acknowledged it. denied_by: who denied a request of it.
+        acknowledged_by: the operator who acknowledged it, as severe as it is. lapsed_ack: of one
+            as less severe, until a message says so. denied_by: who denied a request of it.
         ordered_by: the operator whose order opened it.
         reported_ns: when people were last told of it, 0 for never.
         trigger, escalation, case, onset, recovery, deferred, ending: see their classes.
@@ -472,6 +474,7 @@ class Incident:
     run: RunbookExecution | None = None
     is_held: bool = False
     acknowledged_by: str = ""
+    lapsed_ack: AckLapsed | None = None
     denied_by: str = ""
     ordered_by: str = ""
     reported_ns: int = 0
@@ -488,10 +491,19 @@ class Incident:
         self.ending.quiet_since = None
         if rule not in self.rules:
             self.rules.append(rule)
-        if SEVERITIES.index(severity) < SEVERITIES.index(self.severity):
-            self.severity = severity
-            return True
-        return False
+        return self.raise_severity(severity)
+
+    def raise_severity(self, severity: str) -> bool:
+        """Make it as severe as `severity`; return whether it was less so.
+
+        Who acknowledged it decided about less: what waits for nobody then goes on.
+        """
+        if SEVERITIES.index(severity) >= SEVERITIES.index(self.severity):
+            return False
+        if self.acknowledged_by:
+            self.lapsed_ack = AckLapsed(operator=self.acknowledged_by, acked=self.severity)
+        self.severity, self.acknowledged_by = severity, ""
+        return True
 
     @property
     def is_rolled_back(self) -> bool:

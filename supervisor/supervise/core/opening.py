@@ -496,7 +496,8 @@ def join_crash(ctx: StepContext, incident: Incident, text: str) -> None:
     It began when the process ended, however long the host has been slow: what was saved until then
     is as good as before.
     """
-    incident.severity, incident.headline = "SEV1", text
+    incident.raise_severity("SEV1")
+    incident.headline = text
     incident.breach_step = incident.recovery.crashed = ctx.state.step + 1
     monitor = ctx.state.monitors.get(incident.case.rank)
     record_incident_baseline(ctx.policy, ctx.state, monitor, incident)

@@ -445,6 +445,14 @@ class IncidentHeldFirst(Clause, frozen=True, kw_only=True):
     incident: str
 
 
+class AckLapsed(Clause, frozen=True, kw_only=True):
+    """An incident became more severe than it was when somebody acknowledged it."""
+
+    TEXT = "{operator} acknowledged it as {acked} only"
+    operator: str
+    acked: str
+
+
 class IncidentOver(Clause, frozen=True, kw_only=True):
     TEXT = "{incident} is over"
     incident: str

@@ -55,7 +55,8 @@ class MessageDraft:
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
         to_all: it goes to every channel, whatever its least severity.
-        explanation: a rule of the same event about what the model is given, with its numbers.
+        explanation: a rule of the same event about what the model is given, with its numbers; and
+            that an acknowledgement was of less.
     """
 
     incident: Incident | None
@@ -159,7 +160,8 @@ class MessageDrafts:
     def explain(self, incident: Incident, text: str) -> None:
         """Add an explanation to the message about an incident, where there is one."""
         if incident.id in self._drafts:
-            self._drafts[incident.id].explanation = text
+            draft = self._drafts[incident.id]
+            draft.explanation = "; ".join(filter(None, (text, draft.explanation)))
 
     def drop(self, incident: Incident) -> None:
         """Tell nothing of an incident."""
@@ -654,6 +656,8 @@ class StepContext:
         draft.request = pending.id if pending is not None else ""
         if incident is not None:
             incident.reported_ns = self.state.at_ns
+            if incident.lapsed_ack is not None and notice.severity == incident.severity:
+                draft.explanation, incident.lapsed_ack = incident.lapsed_ack.text, None
         self.messages.add(draft, replace=replace)
 
     def close(self) -> list[Decision]:

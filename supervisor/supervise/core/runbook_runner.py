@@ -612,7 +612,7 @@ def fail_step(ctx: StepContext, incident: Incident, reason: Cause, *, is_sent: b
             remaining_undos,
             True,
         )
-        incident.severity = "SEV0"
+        incident.raise_severity("SEV0")
         ctx.send(notices.UndoFailed(severity="SEV0", incident=incident.id, error=str(reason)))
     proceed_runbook(ctx, incident)
 
