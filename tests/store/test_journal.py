@@ -160,6 +160,35 @@ def test_a_dropped_event_and_a_lost_segment_are_told(tmp_path):
         list(read_journal(tmp_path / "k"))
 
 
+def test_a_segment_begins_when_the_one_before_is_on_disk(tmp_path, monkeypatch):
+    """Else a power cut in between leaves a gap behind which nothing is read."""
+    directory, sync, begun = tmp_path / "j", os.fdatasync, []
+
+    def synced(fd):
+        begun.append((directory / "00001.jrn").exists())
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    write(directory, STEPS, segment_bytes=300)
+    assert (directory / "00001.jrn").exists()
+    assert begun and not begun[0]
+
+
+@pytest.mark.parametrize("lost", [1, 50, 90])
+def test_a_gap_before_an_empty_segment_is_a_truncated_tail(tmp_path, lost):
+    segment, whole, size = write_steps(tmp_path / "j")
+    segment.write_bytes(whole[:-lost])
+    left = (len(whole) - lost - 16) // size
+    empty = tmp_path / "j" / "00001.jrn"
+    empty.write_bytes(whole[:8] + struct.pack("<Q", len(STEPS)))
+    assert list(read_journal(tmp_path / "j")) == list(enumerate(STEPS[:left]))
+
+    assert write(tmp_path / "j", [Exited(1, 0)]) == [left]
+    assert not empty.exists()
+    events = [event for _, event in read_journal(tmp_path / "j")]
+    assert events == [*STEPS[:left], Exited(1, 0)]
+
+
 def test_a_journal_of_another_version_is_not_called_damaged(tmp_path):
     (tmp_path / "00000.jrn").write_bytes(b"SUPVJRN2" + bytes(64))
     for act in (lambda: list(read_journal(tmp_path)), lambda: Journal.open(tmp_path)):

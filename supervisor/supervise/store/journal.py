@@ -7,7 +7,7 @@ Segments are `00000.jrn`, `00001.jrn`, ...; the crc covers all that follows it. 
 once, `add` with the next `flush`: many events, one write. A killed supervisor loses no written
 event; only a power cut can lose records since the last `sync`. A bad record without a valid one
 after it is a truncated tail: reading stops there, and the next writer removes it. A bad record
-before a valid one is damage, and an error.
+before a valid one is damage, and an error. An empty segment behind such a tail is part of it.
 
 The newest segment has a reserve of space beyond its end, which nobody else can take: once the disk
 is full, writing goes on into it, in the same segment.
@@ -614,11 +614,14 @@ class Journal:
     def _start_segment(self) -> None:
         path = self._directory / f"{self._segment + 1:05}.jrn"
         start = START.pack(MAGIC, self._number)
+        if self._fd >= 0:
+            # Before the new one is: a power cut must not leave that behind a gap. Later calls of
+            # `sync` do not reach this one.
+            files.sync_file(self._fd)
         # The first one is made durable with the rest of a new run directory.
         files.replace_file(path, start, durable=self._fd >= 0)
         fd = files.open_file(path, os.O_WRONLY | os.O_APPEND)
         if self._fd >= 0:
-            files.sync_file(self._fd)  # later calls of `sync` do not reach it
             self._end_piece(is_thinned=False, cited=self._cited)
         self.close()
         self._fd, self._size, self._partial, self._reserved = fd, START.size, False, 0
@@ -635,6 +638,8 @@ class Journal:
 
     def _continue(self, paths: list[Path]) -> None:
         is_thinned = False
+        if _ends_in_gap(paths):
+            paths.pop().unlink()
         for path in paths:
             newest = path is paths[-1]
             with Segment(path) as segment:
@@ -742,6 +747,8 @@ def _records(directory: Path) -> Iterator[tuple[int, int, bytes, Path]]:
         hint = f"`supervise gc` removed it, see {marker}" if marker.exists() else None
         raise StoreError(f"{directory} has no journal", hint=hint)
     expected, is_thinned = 0, False
+    if _ends_in_gap(paths):
+        del paths[-1]
     for index, path in enumerate(paths):
         try:
             with Segment(path) as segment:
@@ -797,6 +804,22 @@ def _segments(directory: Path) -> list[Path]:
     except OSError as error:
         raise StoreError(f"cannot read {directory}: {error.strerror}") from error
     return sorted(paths, key=lambda path: int(path.stem))
+
+
+def _ends_in_gap(paths: Sequence[Path]) -> bool:
+    """Return whether a power cut took the end of the last segment but one: the newest is empty.
+
+    Then that end is a truncated tail, as where no newer segment was begun.
+    """
+    if len(paths) < 2 or int(paths[-1].stem) != len(paths) - 1:
+        return False
+    with Segment(paths[-1]) as newest, Segment(paths[-2]) as segment:
+        if newest.size > START.size or segment.is_thinned:
+            return False
+        end = segment.first
+        for number, _, _, _ in segment.records(newest=True):
+            end = number + 1
+        return end < newest.first
 
 
 def _event(kind: int, payload: bytes, number: int, path: Path) -> Event:
