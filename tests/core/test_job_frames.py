@@ -10,7 +10,7 @@ import pytest
 from supervise.core import JobFrames, fold_rank_values
 from supervise.core.model import Frame
 
-from .conftest import NAN, above, one_rule
+from .conftest import NAN, SECOND, above, one_rule
 
 NAMES = ("train_loss_raw", "tokens_per_update", "grad_global_norm", "grad_norm_share")
 HOLD_NS = 5_000_000_000
@@ -92,6 +92,37 @@ def test_the_loss_of_the_last_stage_of_a_pipeline_is_judged_where_it_is(tell):
         story.send(Frame(step, 1, 0, step, (2.0 if step < 50 else 9.0, 1.0)))
 
     assert [d.data["rank"] for d in story.kinds("rule", "fired")] == [1]
+
+
+def test_a_rank_that_an_elastic_restart_leaves_out_is_judged_no_more(tell):
+    """As after `torchrun --nnodes 1:2` with one node less: the same launch, a smaller world."""
+    names = ("train_loss_raw", "fan_speed")
+    story = tell(**one_rule(above("fan_speed", 9.0), "SEV1"), names=names)
+    story.announce(0, 2, 1, segment=1)
+    story.announce(1, 2, 2, segment=2)
+    for step in range(60):
+        for rank in range(2):
+            fan = 20.0 if rank and step == 59 else 1.0
+            story.send(Frame(step * SECOND, rank, 0, step, (2.0, fan)))
+    assert story.state.firing(story.policy) == ["only"]
+    story.announce(0, 1, 3, segment=3, again=True)
+    (cleared,) = story.kinds("rule", "cleared")
+    assert (cleared.data["rank"], list(story.state.monitors)) == (1, [0])
+    story.send(Frame(60 * SECOND, 1, 0, 60, (2.0, 20.0)))  # read late
+    for step in range(60, 60 + 1000):
+        story.send(Frame(step * SECOND, 0, 0, step, (2.0, 1.0)))
+
+    assert story.state.incident is None and story.kinds("incident", "closed")
+    assert not story.state.firing(story.policy)
+    assert story.replayed() == story.recorded()
+
+
+def test_no_step_waits_for_a_rank_that_is_gone():
+    frames = gathered(3)
+    frames.remove(2)
+    frames.add(frame(0), 1, 2)
+    job = job_of(frames.add(frame(1), 1, 2)[-1])
+    assert job["job_ranks"] == 2.0
 
 
 def test_the_ranks_of_a_restarted_program_are_put_together_from_their_first_step(tell):

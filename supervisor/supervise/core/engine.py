@@ -160,6 +160,8 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
         if _is_successor(state, event):
             state.ranks.forget(rank)
         names = state.ranks.announce(rank, names)
+    if event.world_size < state.job.world_size and _is_successor(state, event):
+        job_end.remove_ranks(ctx, event.world_size)
     if monitor.is_replaced_by(event.program):
         job_end.on_program_replaced(ctx, monitor, event)
     effect_verification.on_rank_announced(state, monitor, event)
@@ -183,7 +185,8 @@ def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame | LateFrame)
     if isinstance(frame, LateFrame):
         _take_late_frame(ctx, base_policy, frame)
         return
-    if frame.attempt < state.job.launched:  # of a process that has ended, read late
+    is_removed = frame.rank >= state.job.world_size and frame.rank not in state.monitors
+    if is_removed or frame.attempt < state.job.launched:  # of a process that has ended, read late
         return
     if frame.rank in attribution.columns:
         attribution.feed(frame, calm=opening.is_training_quiet(state))

@@ -254,6 +254,16 @@ class JobFrames:
             rows.pop(rank, None)
         self._made_last = (-1, -1)
 
+    def remove(self, rank: int) -> None:
+        """Nobody is that rank any more: no step waits for it."""
+        for rows in self._steps.values():
+            rows.pop(rank, None)
+        self._names.pop(rank, None)
+        self._missed.pop(rank, None)
+        if self.leader == rank:
+            self.leader = None
+            self._held.clear()
+
     def add(self, frame: Frame, at_ns: int, world_size: int) -> list[Frame]:
         """Take a rank's frame; return what can be judged, the job's own behind those of ranks."""
         rank, key, ready = frame.rank, (frame.attempt, frame.step), list[Frame]()

@@ -365,7 +365,7 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
     ctx.record(ProgramReplaced(reason=text, rank=rank, pid=event.pid, last_step=last_step))
     if event.again:
         return
-    _clear_rules(ctx, monitor, rank)
+    _clear_rules(ctx, monitor, rank, "its training session ended")
     incident = state.incident
     # Ranks follow one another: the one that leads, and an incident's own, end it.
     if state.leader() not in (None, rank) and (incident is None or incident.case.rank != rank):
@@ -380,6 +380,17 @@ def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced
         incident.case.verdict = diagnosis.classify_incident(ctx.policy, state, incident)
         incident.deferred.session_end = last_step
     close_ended_session(ctx)
+
+
+def remove_ranks(ctx: StepContext, world_size: int) -> None:
+    """Fewer ranks go on in the same launch: nothing more is heard of the others, nor asked."""
+    state = ctx.state
+    for rank in [rank for rank in state.monitors if rank >= world_size]:
+        monitor = state.monitors.pop(rank)
+        state.ranks.remove(rank)
+        _clear_rules(
+            ctx, monitor, rank, f"rank {rank} was removed: the world size is {world_size} now"
+        )
 
 
 def close_ended_session(ctx: StepContext) -> None:
@@ -427,12 +438,12 @@ def _report_unfinished(
         ctx.send(undone)
 
 
-def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
+def _clear_rules(ctx: StepContext, monitor: RankMonitor, rank: int, reason: str) -> None:
     """What fired on the rank fires no more, so that it can fire again."""
     policy, state = ctx.policy, ctx.state
     for rule, watch in zip(policy.rules, monitor.rules, strict=True):
         if watch.firing or watch.blind:
-            text = f"{rule.id} cleared: its training session ended"
+            text = f"{rule.id} cleared: {reason}"
             ctx.record(RuleCleared(reason=text, rule=rule.id, severity=rule.severity, rank=rank))
     monitor.rules = [RuleWatch() for _ in monitor.rules]
     firing = state.firing(policy)

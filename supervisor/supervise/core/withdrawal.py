@@ -56,8 +56,10 @@ def describe_job_status(policy: Policy, state: State) -> str:
 
 
 def is_stalled(policy: Policy, state: State) -> bool:
-    """Return whether any rank makes no step."""
-    return any(_is_stalled(policy, state.at_ns, monitor) for monitor in state.monitors.values())
+    """Return whether any rank makes no step; one that has ended only where all have."""
+    monitors = list(state.monitors.values())
+    monitors = [monitor for monitor in monitors if not monitor.exited] or monitors
+    return any(_is_stalled(policy, state.at_ns, monitor) for monitor in monitors)
 
 
 def _is_stalled(policy: Policy, at_ns: int, monitor: RankMonitor) -> bool:
