@@ -1,6 +1,8 @@
 """Files wake who waits for them."""
 
+import errno
 import json
+import os
 import threading
 from types import SimpleNamespace
 
@@ -172,3 +174,22 @@ def test_what_is_no_word_is_dropped_and_those_after_it_are_heard(tmp_path, text)
     assert (told.at_ns, told.operator, told.command, told.args) == (9, "anna", "stop", args)
     assert heard.poll() == []
     assert not list((tmp_path / "control").iterdir())
+
+
+def test_a_command_that_cannot_be_read_at_once_is_read_later(tmp_path, monkeypatch):
+    path = post_command(tmp_path, "stop", "anna", {"key": "k"}, at_ns=7)
+    clock, opened = iter(range(0, 10**12, 2 * 10**9)), os.open
+    inbox = ControlInbox(tmp_path, lambda: next(clock))
+
+    def fail(name, *args, **more):
+        if str(name) == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(name))
+        return opened(name, *args, **more)
+
+    monkeypatch.setattr(os, "open", fail)
+    assert inbox.poll() == [] and inbox.poll() == []
+    monkeypatch.undo()
+    assert path.exists()
+    (command,) = inbox.poll()
+    assert command.command == "stop"
+    assert inbox.poll() == [] and not path.exists()

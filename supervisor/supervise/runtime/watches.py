@@ -19,6 +19,7 @@ effect between two steps.
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import logging
@@ -68,6 +69,8 @@ class DirectoryChange:
 
 
 DIRECTORY = "control"
+# Links, directories, devices and files of others: those are never read.
+NO_COMMAND = (errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EPERM, errno.EACCES)
 MAX_BYTES = 64 << 10  # of one command; a list of thousands of shards fits
 
 
@@ -110,12 +113,13 @@ class ControlInbox:
             return []
         commands = []
         for path in paths:
-            try:
-                if path in self._taken:
+            if path in self._taken:
+                with suppress(OSError):
                     path.unlink()
                     self._taken.remove(path)
-                    continue
-                self._taken.add(path)
+                continue
+            self._taken.add(path)
+            try:
                 raw = files.read_file(path, limit=MAX_BYTES)
                 content = json.loads(raw, parse_constant=_refuse)
                 args = {key: _flat(value) for key, value in content["args"].items()}
@@ -128,8 +132,11 @@ class ControlInbox:
                             Payload(args),
                         )
                     )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue  # not a command, or already removed
+            except OSError as error:
+                if error.errno not in NO_COMMAND:  # of a network disk, say: it is read again
+                    self._taken.remove(path)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue  # not a command
         return commands
 
 
