@@ -26,6 +26,15 @@ def test_outbox_resumes_undelivered_messages(outbox):
     assert fresh.sent == []  # it was no channel of the one before
 
 
+def test_what_all_channels_get_is_sent_to_all_again_after_a_takeover(outbox):
+    text = message("the record ended", "SEV2", to_all=True)
+    pager = FakeSender(name="pager", min_sev="SEV0")
+    box = outbox(pager)
+    assert box.resume([(text, "run:3", 0.0)], {"pager": set()}) == 1
+    box.close()
+    assert pager.sent == [("run:3", text)]
+
+
 def test_posting_never_blocks_and_the_most_severe_goes_first(outbox):
     """Every outcome is reported, with the number of tries."""
     gate = Gate()

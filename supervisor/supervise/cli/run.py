@@ -395,7 +395,7 @@ def _end_protection(
         draft = supervision_ended_message(lost_to, acts=policy.mode in ACTING_MODES)
         decision, where = draft.decision(draft.kind, -1, 0), str(run.path.absolute())
         message = clean.message(message_of(decision, run.id, recorder.head, where))
-        outbox.post(message, key=f"{run.id}:unprotected", to_all=True)
+        outbox.post(message, key=f"{run.id}:unprotected")
         outbox.close()
 
 

@@ -151,6 +151,7 @@ def _build(notice: notices.Notice, template: Message) -> Message:
         next=notice.next.filled(template.directory, template.job or "COMMAND"),
         form=type(notice).__name__,
         subject="",
+        to_all=False,
     )
 
 
@@ -229,6 +230,7 @@ class Item:
             severity=min(old.severity, message.severity, key=RANKS.__getitem__),
             verdict="; ".join(dict.fromkeys(filter(None, verdicts))),
             why="; ".join(dict.fromkeys(filter(None, (old.why, message.why)))),
+            to_all=old.to_all or message.to_all,
         )
 
     def takes(self, message: Message) -> bool:
@@ -302,7 +304,11 @@ class ChannelQueue:
         rank, incident = RANKS[message.severity], message.incident
         with self._change:
             is_known = incident in self._known or rank <= RANKS[self._sender.min_sev]
-            is_wanted = force or (is_known and (self._route is None or self._route.takes(message)))
+            is_wanted = (
+                force
+                or message.to_all
+                or (is_known and (self._route is None or self._route.takes(message)))
+            )
             if ending := self.is_ending:
                 dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
                 detail = "the supervisor is ending"

@@ -54,6 +54,7 @@ def message_of(
         form=text.form,
         rule=str(text.facts.get("rule", "")),
         subject=str(text.facts.get("subject", "")),
+        to_all=text.to_all,
     )
 
 
@@ -91,20 +92,19 @@ class Outbox:
         self._posts = 0
         self._far: set[str] = set()  # requests that a channel other than the console has
 
-    def post(self, message: Message, *, key: str, to_all: bool = False) -> bool:
+    def post(self, message: Message, *, key: str) -> bool:
         """Queue `message` for every channel that takes its severity; returns at once.
 
         A channel that was notified of an incident gets all further messages on it, down to its end.
 
         Args:
             key: unique per message and constant over restarts; receivers deduplicate by it.
-            to_all: also for channels that do not take its severity.
 
         Returns:
             Whether a channel took it.
         """
         self._newest = message, key
-        channels = [queue.name for queue in self._queues if queue.put(message, key, force=to_all)]
+        channels = [queue.name for queue in self._queues if queue.put(message, key)]
         self._note_request(message, channels)
         return bool(channels)
 

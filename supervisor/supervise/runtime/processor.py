@@ -307,7 +307,7 @@ class EventProcessor:
         acts = self.policy.mode in ACTING_MODES
         draft = job_lifecycle.supervision_ended_message(self.lost_to, acts=acts, pid=os.getpid())
         message = self.message(draft.decision(draft.kind, self.state.step, self.state.attempt))
-        outbox.post(message, key=f"{self._run.id}:{job_lifecycle.UNPROTECTED}", to_all=True)
+        outbox.post(message, key=f"{self._run.id}:{job_lifecycle.UNPROTECTED}")
 
     def _report_view(self, view: str, error: str) -> None:
         text = f"the {view} cannot be made: {error}"
@@ -488,9 +488,8 @@ class EventProcessor:
     def _notify(self, decision: Notified, seq: int | None) -> None:
         number = decision.step if seq is None else seq
         message = self.message(decision)
-        key, to_all = f"{self._run.id}:{number}", decision.message.to_all
         self._record_text(message, decision.message, number)
-        if not self._outbox.post(message, key=key, to_all=to_all) and message.request:
+        if not self._outbox.post(message, key=f"{self._run.id}:{number}") and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
 
     def _record_text(self, message: Message, text: MessageText, number: int) -> None:

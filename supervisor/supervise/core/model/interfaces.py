@@ -297,6 +297,7 @@ class Message:
         at: when it was decided, UTC ISO-8601.
         form, rule, subject: the class of its notice, the rule in it, and what that is about; see
             `notices`.
+        to_all: it goes to every channel, whatever its least severity.
     """
 
     run: str
@@ -324,6 +325,7 @@ class Message:
     rule: str = ""
     subject: str = ""
     news: str = ""
+    to_all: bool = False
 
 
 class NotifyError(Exception):
