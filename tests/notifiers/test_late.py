@@ -141,6 +141,39 @@ def test_the_next_run_sends_recent_pages_and_flush_sends_all(
     assert len(hook.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("page", "is_follow_up", "sent"),
+    [("SEV1", False, ["a", "b"]), ("SEV2", False, []), ("SEV2", True, ["b"])],
+)
+def test_the_end_of_an_incident_follows_its_page(
+    hook, environ, run, message, page, is_follow_up, sent
+):
+    """Else an alert that a late page opens is never resolved. What nobody knows of has no end."""
+    texts = message(title="a", severity=page), message(title="b", severity="INFO", kind="closed")
+    items = [
+        Undelivered("webhook", text, (f"run-1:{number}",), 60.0, 1, "503", is_follow_up)
+        for number, text in enumerate(texts)
+    ]
+    write_undelivered(run, items, {"webhook": SETTINGS}, pytest.fail)
+    add_run(run, environ)
+
+    deliver(environ)
+    titles = [json.loads(body)["data"]["title"] for _, _, body in hook.requests]
+    assert [title[-1] for title in titles] == sent
+
+
+def test_the_end_waits_for_its_page(hook, environ, run, message):
+    hook.answers = [(503, {}, b"")]
+    texts = message(title="a"), message(title="b", severity="INFO", kind="closed")
+    items = [Undelivered("webhook", text, (text.title,), 60.0, 1, "503") for text in texts]
+    write_undelivered(run, items, {"webhook": SETTINGS}, pytest.fail)
+    add_run(run, environ)
+
+    deliver(environ)
+    assert len(hook.requests) == 1
+    assert [late.state for late in read_undelivered(run.path)] == ["waits", "waits"]
+
+
 def test_a_message_waits_where_its_variable_is_not_set(hook, environ, ended, outbox, monkeypatch):
     """Another shell may have it."""
     ended("a")

@@ -189,6 +189,24 @@ def test_undelivered_messages_are_returned_once(outbox, answer, name, owed):
     assert box.undelivered() == []
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_undelivered_messages_are_in_order_and_know_what_was_delivered_before(outbox, is_known):
+    """The one that was tried last was put back behind those that came after it."""
+    closed = NotifyError("503", retry_after_s=3600.0)
+    sender = FakeSender(*[None] * is_known, closed, closed, closed, min_sev="SEV1")
+    box = outbox(sender)
+    if is_known:
+        box.post(message("opened", "SEV1", "inc-1"), key="0")
+        wait_until(lambda: sender.sent)
+    box.post(message("worse", "SEV1", "inc-1"), key="1")
+    wait_until(lambda: len(sender.tried) == 1 + is_known)
+    box.post(message("closed", "INFO", "inc-1", kind="closed"), key="2")
+    box.close()
+
+    rest = [(item.keys, item.is_follow_up) for item in box.undelivered()]
+    assert rest == [(("1",), is_known), (("2",), is_known)]
+
+
 def test_message_fails_without_a_thread(no_threads):
     """The next message tries to start it again; the failure is reported as any other."""
     results = []

@@ -183,6 +183,7 @@ class Undelivered:
         keys: of all messages merged into it; it is posted under the first one.
         age_s: seconds since it was due.
         error: of the newest try, "" without one.
+        is_follow_up: an earlier message on its incident was delivered.
     """
 
     channel: str
@@ -191,6 +192,7 @@ class Undelivered:
     age_s: float
     tries: int
     error: str
+    is_follow_up: bool = False
 
 
 @dataclass(slots=True)
@@ -277,6 +279,7 @@ class ChannelQueue:
         self._undelivered: deque[Item] = deque(maxlen=MAX_WAITING)  # a retry may deliver them
         self._sent: deque[float] = deque()  # when, within the last hour
         self._known: set[str | None] = set()  # incidents that this channel was notified of
+        self._reached: set[str | None] = set()  # those of which a message was delivered
         self._health = Health()
         self._number = 0
         self._wait_until = 0.0
@@ -288,9 +291,15 @@ class ChannelQueue:
         self._start_thread()
 
     def mark_known(self, incident: str | None) -> None:
-        """Record that the receiver knows of an incident."""
+        """Record that the receiver gets what is told of an incident."""
         with self._change:
             self._known |= {incident} - {None}
+
+    def mark_reached(self, incident: str | None) -> None:
+        """Record that the receiver was sent a message on an incident."""
+        with self._change:
+            self.mark_known(incident)
+            self._reached |= {incident} - {None}
 
     def put(
         self, message: Message, key: str, *, force: bool = False, due_s: float | None = None
@@ -375,11 +384,12 @@ class ChannelQueue:
             self._report(item, False, detail + (last_try if item.tries else ""))
 
     def undelivered(self) -> list[Undelivered]:
-        """End at once, and return the messages that were not delivered."""
+        """End at once, and return the messages that were not delivered, in their order."""
         self.join(0.0)
         now = self._monotonic()
         with self._change:
-            remaining, self._undelivered = list(self._undelivered), deque(maxlen=MAX_WAITING)
+            remaining = sorted(self._undelivered, key=lambda item: item.due_s)
+            self._undelivered.clear()
         for item in remaining:
             item.add_earlier()
         return [
@@ -390,6 +400,7 @@ class ChannelQueue:
                 now - item.due_s,
                 item.tries,
                 item.error or ("no answer" if item.tries else ""),
+                item.message.incident in self._reached,
             )
             for item in remaining
         ]
@@ -555,6 +566,7 @@ class ChannelQueue:
             again = not ok and retry_after_s is not None and now - item.first_s < GIVE_UP_S
             self._health.on_answer(None if ok else detail)
             if ok:
+                self.mark_reached(item.message.incident)
                 self._sent.append(now)
                 self._retry_after = False
                 self._wait_until = now + (self._sender.gap_s if self._deadline is None else 0.0)

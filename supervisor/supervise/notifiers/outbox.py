@@ -143,7 +143,7 @@ class Outbox:
                 continue
             for message, key, due_s in messages:
                 if key in settled[queue.name]:
-                    queue.mark_known(message.incident)
+                    queue.mark_reached(message.incident)
                 elif queue.put(message, key, due_s=due_s):
                     self._note_request(message, [queue.name])
                     self._newest = message, key

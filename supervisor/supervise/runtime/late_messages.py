@@ -2,8 +2,9 @@
 
 `RUN/undelivered.json` contains them, each with the settings of its channel and without addresses or
 secrets: whoever sends one later has them in the environment, as the run had. The user's next run
-sends SEV0 and SEV1 ones from a thread of its own; `supervise outbox flush` sends all. Nothing here
-delays the start, the steps or the end of a job.
+sends SEV0 and SEV1 ones from a thread of its own, and the end of an incident behind such a one:
+else its alert would stay open. `supervise outbox flush` sends all. Nothing here delays the start,
+the steps or the end of a job.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import msgspec
 from .. import system
 from ..core.model import formats
 from ..core.model.formats import printable
-from ..core.model.interfaces import Advice, Message, NotifyError, Step, introduce
+from ..core.model.interfaces import CLOSED, Advice, Message, NotifyError, Step, introduce
 from ..errors import InputError, StoreError
 from ..notifiers import Sender, build_senders
 from ..notifiers.outbox import Undelivered
@@ -52,6 +53,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         due: time of its first delivery, UTC ISO-8601.
         attempts: tries so far.
         detail: the error of the newest try, or the answer of the receiver.
+        is_follow_up: the run delivered an earlier message on its incident.
     """
 
     channel: str
@@ -62,6 +64,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     attempts: int = 0
     detail: str = ""
     state: State = "waits"
+    is_follow_up: bool = False
 
     @property
     def age_s(self) -> float:
@@ -142,6 +145,7 @@ def write_undelivered(
                 "due": system.wall_time(item.age_s),
                 "attempts": item.tries,
                 "detail": item.error,
+                "is_follow_up": item.is_follow_up,
             },
             LateMessage,
         )
@@ -203,7 +207,8 @@ class Flush:
 
     Args:
         environ: has the addresses and secrets of the channels.
-        limited: send only SEV0 and SEV1 of the last days, at the hourly rate of each channel.
+        limited: send only SEV0 and SEV1 of the last days, and the ends of their incidents, at the
+            hourly rate of each channel.
         stop: begin nothing more once it is set.
     """
 
@@ -230,18 +235,29 @@ class Flush:
             for index, message in enumerate(messages):
                 if self._stop.is_set():
                     return
-                if message.state == "waits" and self.is_due(message):
+                if self.is_due(message, messages):
                     outcome = self._try(message)
                     if outcome is not None:
                         messages[index] = outcome
                         self._mark(run, messages)
                         yield outcome
 
-    def is_due(self, message: LateMessage) -> bool:
-        """Return whether this sends such a message."""
-        if not self._limited:
-            return True
-        return message.message.severity in PAGES and message.age_s <= MAX_AGE_S
+    def is_due(self, late: LateMessage, of_run: Sequence[LateMessage]) -> bool:
+        """Return whether this sends a message; `of_run`: all of its run, in their order."""
+        if late.state != "waits" or not self._limited:
+            return late.state == "waits"
+        if late.message.severity in PAGES or late.age_s > MAX_AGE_S:
+            return late.age_s <= MAX_AGE_S
+        return late.message.kind == CLOSED and (
+            late.is_follow_up or any(self._precedes(page, late) for page in of_run)
+        )
+
+    def _precedes(self, page: LateMessage, end: LateMessage) -> bool:
+        """Return whether a page of the incident that ends was delivered late, or will be."""
+        one, other = page.message, end.message
+        is_same = (page.channel, one.incident) == (end.channel, other.incident)
+        is_sent = page.state == "delivered" or (page.state == "waits" and page.age_s <= MAX_AGE_S)
+        return is_same and one.severity in PAGES and is_sent
 
     def _mark(self, run: Path, messages: Sequence[LateMessage]) -> None:
         try:
@@ -293,7 +309,7 @@ class Flush:
 
 
 class Courier:
-    """Sends the SEV0 and SEV1 messages of earlier runs while a run is watched.
+    """Sends the SEV0 and SEV1 messages of earlier runs, and what ends them, while a run is watched.
 
     It has a thread of its own, which nobody waits for: a home directory may hang.
 
@@ -347,7 +363,8 @@ class Courier:
                         delivered[outcome.channel] += 1
                     else:
                         self._print_line(f"supervise: {outcome.text}")
-                remains = remains or any(map(self._flush.is_due, undelivered_messages(path)))
+                messages = read_undelivered(path)
+                remains |= any(self._flush.is_due(message, messages) for message in messages)
             except StoreError as error:
                 self._unusable.add(path)
                 self._print_line(f"supervise: messages of an earlier run are not sent: {error}")
