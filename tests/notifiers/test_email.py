@@ -62,7 +62,7 @@ def test_a_server_without_starttls_gets_nothing(server, message):
     ],
 )
 def test_settings_that_cannot_work_are_named(keys, flaw):
-    found = notifiers.KINDS["email"](**{"host": "h", **TO, **keys}).check()
+    found = notifiers.KINDS["email"](**{"host": "h", **TO, **keys}).find_errors()
 
     said = " ".join(found[0]) if found else ""
     assert said.startswith(flaw) and bool(said) == bool(flaw)

@@ -132,5 +132,5 @@ def test_a_first_message_that_cannot_be_updated_is_no_failure(hook, message):
 def test_slack_needs_an_address_or_a_token_with_a_channel(keys, flaw):
     form = notifiers.KINDS["slack"]
 
-    assert [key for key, _ in form(**keys).check()] == [flaw]
-    assert form(token_env="B", channel="C").check() == form(url_env="A").check() == []
+    assert [key for key, _ in form(**keys).find_errors()] == [flaw]
+    assert form(token_env="B", channel="C").find_errors() == form(url_env="A").find_errors() == []
