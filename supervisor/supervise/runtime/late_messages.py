@@ -254,10 +254,9 @@ class Flush:
 
     def _precedes(self, page: LateMessage, end: LateMessage) -> bool:
         """Return whether a page of the incident that ends was delivered late, or will be."""
-        one, other = page.message, end.message
-        is_same = (page.channel, one.incident) == (end.channel, other.incident)
+        page_of, end_of = (page.channel, page.message.incident), (end.channel, end.message.incident)
         is_sent = page.state == "delivered" or (page.state == "waits" and page.age_s <= MAX_AGE_S)
-        return is_same and one.severity in PAGES and is_sent
+        return page_of == end_of and page.message.severity in PAGES and is_sent
 
     def _mark(self, run: Path, messages: Sequence[LateMessage]) -> None:
         try:
