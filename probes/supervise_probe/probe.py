@@ -24,6 +24,10 @@ from .torch_state.records import Position, Times
 from .torch_state.registry import Registry
 from .wiring import Life, Parts, RankParts
 
+# What forked children have of their parents. Pinned memory that is freed calls CUDA, which a child
+# must not; while nobody writes to it, it is memory of the parent.
+_INHERITED: list[Parts] = []
+
 
 class Probe:
     """What stays when a process forks, and the parts of this one.
@@ -65,6 +69,9 @@ class Probe:
         self.gate.reset()
         self.guard.reset()
         self._times.reset()
+        if self.parts.rank is not None:
+            self.parts.rank.rollbacks.become_inert()
+        _INHERITED.append(self.parts)
         self.parts = self._fresh(config)
         self._put_listeners()
 

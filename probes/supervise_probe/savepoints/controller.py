@@ -462,6 +462,11 @@ class RollbackController:
         if self._savepoints is not None:
             self._savepoints.close()
 
+    def become_inert(self) -> None:
+        """This is the copy of a forked child, which uses it no more."""
+        if self._savepoints is not None:
+            self._savepoints.become_inert()
+
     def _next_multiple(self, step: int) -> int:
         return (step // self._every + 1) * self._every
 

@@ -444,6 +444,16 @@ class SavepointManager:
             self._store.cancel_writes()
         self._store.clear()
 
+    def become_inert(self) -> None:
+        """Drop no memory, as in a forked child, where freeing pinned memory would call CUDA.
+
+        Its handles of the files are closed: they would keep the parent's on the disk.
+        """
+        self._taking = True  # the end of an optimizer drops nothing
+        for savepoint in self._store.savepoints:
+            if savepoint.spill is not None:
+                savepoint.spill.close()
+
     def take(
         self, step: int, attempt: int, extra: Any, older_moments: bool = False
     ) -> dict[str, int]:

@@ -155,6 +155,48 @@ def test_a_forked_child_starts_clean(probed):
     assert [frame["step"] for frame in job.frames] == list(range(6))
 
 
+INHERITS = """
+import gc, os, sys, time, weakref
+model = nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+probe = sys.modules["_supervise_probe"]._probe
+
+def buffers():
+    kinds = [thing for thing in gc.get_objects() if type(thing).__name__ == "TensorCopies"]
+    return sum(slot.buffer is not None for copies in kinds for slot in copies.slots)
+
+def unnamed():
+    links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return sum(target.startswith(SPILL) for target in targets)
+
+for step in range(8):
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+read, write = os.pipe()
+before = buffers(), unnamed()
+if os.fork() == 0:
+    gc.collect()
+    del optimizer
+    gc.collect()
+    os.write(write, f"{buffers()} {unnamed()}".encode())
+    os._exit(0)
+os.wait()
+emit(before=before, child=os.read(read, 99).decode(), after=(buffers(), unnamed()))
+"""
+
+
+def test_a_forked_child_frees_no_savepoint_and_holds_no_file_of_one(probed, tmp_path):
+    """Pinned memory calls CUDA when it is freed; a file without a name stays while it is open."""
+    room = 64 * 65 * 4 * 3 // 2
+    keep = {"every": 2, "keep": 3, "max_bytes": room, "spill": str(tmp_path)}
+    (row,) = probed.run(f"SPILL = {str(tmp_path)!r}" + INHERITS, savepoints=keep).output
+    memory, files = row["before"]
+    assert memory and files and row["after"] == row["before"]
+    assert row["child"] == f"{memory} 0"
+
+
 def test_no_room_in_shared_memory_switches_the_probe_off(probed):
     job = probed.run(TRAIN, shm="/proc/1/none")
     assert "no segment in /proc/1/none" in job.marks["off"]
