@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .resume import SaveReports
 
 DEPTH = 8
+TRIES = 3  # to learn a layout with the same keys; project default
 _SHORT = 60  # characters of an entry's path in a sentence
 
 Stale = Callable[[Name, bool], bool]  # (name, whether it is a container): it is out of date
@@ -75,17 +76,23 @@ class Learner:
         self._registry = registry
         self._variables = variables
         self._steps = steps
+        self._members: Optional[dict[Any, tuple[Any, str, str]]] = None
         self._generators = [(read, read()) for read in _generators(torch)]
         generators = variables.generators(torch.Generator)
         self._own_generators = [(name, generator.get_state()) for name, generator in generators]
 
     def learn(self, content: Any) -> Layout:
-        """Return the layout of what the job saved."""
-        return self._entry("", "", content, 0)
+        """Return the layout of what the job saved.
 
-    def _entry(self, path: str, key: str, value: Any, depth: int) -> Layout:
+        Raises:
+            Refused: an object has no source, as a copy of a tensor has none: no layout is usable.
+        """
+        return self._entry("", "", content, 0, False)
+
+    def _entry(self, path: str, key: str, value: Any, depth: int, held: bool) -> Layout:
+        """`held`: whether a variable holds a container that the value is in."""
         if isinstance(value, self._torch.Tensor):
-            return self._tensor(path, value)
+            return self._tensor(path, value, held)
         generator = self._generator(value) if isinstance(value, (dict, list, tuple)) else None
         if generator is not None:
             return Layout(generator, True, set())
@@ -95,19 +102,26 @@ class Learner:
                 kind, owner = state_dict
                 return Layout(state_dict_builder(path, weakref.ref(owner)), True, {kind})
         if type(value) in (dict, OrderedDict, list, tuple) and depth < DEPTH:
-            return self._container(path, value, depth)
+            return self._container(path, value, depth, held)
         if type(value) in PLAIN:
             return Layout(self._plain(path, key, value), False, set())
-        return Layout(
-            first_builder(self._variables.holders(value), unknown_builder(path)), False, set()
-        )
+        return self._variable(path, value, held)
 
-    def _container(self, path: str, value: Any, depth: int) -> Layout:
+    def _variable(self, path: str, value: Any, held: bool) -> Layout:
+        holders = self._variables.holders(value)
+        if not (holders or held):
+            raise Refused(_unknown(path))
+        return Layout(first_builder(holders, unknown_builder(path)), False, set())
+
+    def _container(self, path: str, value: Any, depth: int, held: bool) -> Layout:
+        # The whole is made for this save. As it has state that every save computes, it is built.
+        holders = self._variables.holders(value) if depth else []
+        held = held or bool(holders)
         pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
         kind = type(value)
         keys = [key for key, _ in pairs]
         dot = "." if path else ""
-        parts = [self._entry(f"{path}{dot}{k}", str(k), item, depth + 1) for k, item in pairs]
+        parts = [self._entry(f"{path}{dot}{k}", str(k), item, depth + 1, held) for k, item in pairs]
 
         def build(now: Sources) -> Any:
             built = [part.build(now) for part in parts]
@@ -115,25 +129,31 @@ class Learner:
 
         alive = any(part.alive for part in parts)
         kinds: set[str] = set().union(*(part.kinds for part in parts))
-        holders = [] if alive else self._variables.holders(value)
-        return Layout(first_builder(holders, build), alive, kinds)
+        return Layout(first_builder([] if alive else holders, build), alive, kinds)
 
     # ── sources of a value ───────────────────────────────────────────────────────────────────
 
-    def _tensor(self, path: str, tensor: Any) -> Layout:
+    def _tensor(self, path: str, tensor: Any, held: bool) -> Layout:
         generator = self._generator(tensor)
         if generator is not None:
             return Layout(generator, True, set())
         if tensor.numel():
-            for module in self._registry.modules:
-                for table in ("_parameters", "_buffers"):
-                    for name, member in getattr(module, table).items():
-                        if member is not None and _same_memory(member, tensor):
-                            build = member_builder(path, weakref.ref(module), table, name)
-                            return Layout(build, True, {"module"})
-        return Layout(
-            first_builder(self._variables.holders(tensor), unknown_builder(path)), False, set()
-        )
+            if self._members is None:
+                self._members = self._index_members()
+            member = self._members.get(_memory(tensor))
+            if member is not None:
+                return Layout(member_builder(path, *member), True, {"module"})
+        return self._variable(path, tensor, held)
+
+    def _index_members(self) -> dict[Any, tuple[Any, str, str]]:
+        """Return module, table and name of all parameters and buffers, by their memory."""
+        members: dict[Any, tuple[Any, str, str]] = {}
+        for module in self._registry.modules:
+            for table in ("_parameters", "_buffers"):
+                for name, member in getattr(module, table).items():
+                    if member is not None and (key := _memory(member)):
+                        members.setdefault(key, (weakref.ref(module), table, name))
+        return members
 
     def _generator(self, value: Any) -> Optional[Builder]:
         for read, state in self._generators:
@@ -202,13 +222,20 @@ def is_equal(torch: Any, a: Any, b: Any) -> bool:
 
 
 def _same_memory(a: Any, b: Any) -> bool:
-    return bool(
-        a.data_ptr() == b.data_ptr()
-        and a.shape == b.shape
-        and a.dtype == b.dtype
-        and a.device == b.device
-        and a.layout == b.layout
-    )
+    return bool(a.data_ptr() == b.data_ptr() and _kind(a) == _kind(b))
+
+
+def _memory(tensor: Any) -> Any:
+    """Return what only tensors with the same memory have in common, None for one without any."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a sparse one, or one of a class that holds its values elsewhere
+        return None
+    return (address, *_kind(tensor)) if address else None
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
 def nested_containers(value: Any, depth: int = 0) -> Iterator[Any]:
@@ -319,9 +346,13 @@ def unknown_builder(path: str, reason: str = "") -> Builder:
     """Return a builder that refuses an entry without a source; `reason` ends the sentence."""
 
     def build(now: Sources) -> Any:
-        raise Refused(f"the {_short(path)} entry of the job's checkpoints is not known{reason}")
+        raise Refused(_unknown(path) + reason)
 
     return build
+
+
+def _unknown(path: str) -> str:
+    return f"the {_short(path)} entry of the job's checkpoints is not known"
 
 
 def _short(path: str) -> str:
@@ -369,15 +400,20 @@ class OnDemand:
         self._part = context.guard.part("checkpoint", share=1.0)
         self._saved: Optional[ObservedSave] = None
         self._why = NOTHING
+        self._refusals: dict[tuple[Any, ...], int] = {}  # by the keys of a checkpoint
         self._waiting = False
 
     def learn_from(self, content: Any, path: str) -> None:
-        """Learn the layout of what the job saved by `torch.save`."""
+        """Learn the layout of what the job saved by `torch.save`.
+
+        The job waits for it at each save: what was refused `TRIES` times is not tried again.
+        """
         self._guard.run(self._part, self._learn, content, path)
 
     def _learn(self, content: Any, path: str) -> None:
         self._why = PARTIAL if self._why == NOTHING else self._why
-        if not isinstance(content, dict):
+        keys = tuple(content) if isinstance(content, dict) else ()
+        if not keys or self._refusals.get(keys, 0) >= TRIES:
             return
         if self._is_sharded():
             self._why = SHARDED
@@ -385,7 +421,12 @@ class OnDemand:
         frames = job_frames(self._torch)
         variables = JobVariables(frames, set(map(id, nested_containers(content))))
         steps = self._position.step
-        layout = Learner(self._torch, self._registry, variables, steps).learn(content)
+        try:
+            layout = Learner(self._torch, self._registry, variables, steps).learn(content)
+        except Refused as refusal:
+            self._why = str(refusal)
+            self._refusals[keys] = self._refusals.get(keys, 0) + 1
+            return
         if layout.kinds >= {"module", "optimizer"}:
             is_first = self._saved is None
             self._saved = ObservedSave(layout, save_site.code_stack(frames), path)

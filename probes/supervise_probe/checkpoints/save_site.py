@@ -58,6 +58,8 @@ class JobVariables:
         self._inside = inside
         self._seen: list[tuple[Name, Any]] = []
         self._by_last: dict[str, list[tuple[Name, Any]]] = {}
+        self._by_id: dict[int, list[Name]] = {}
+        self._by_content: dict[int, list[Name]] = {}  # by the id of their `vars`
         self.constants: list[Any] = []  # literals in the code that runs
         job_frames = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
         for frame in reversed(job_frames):
@@ -81,13 +83,10 @@ class JobVariables:
 
     def holders(self, value: Any) -> list[Name]:
         """Return the variables and attributes that hold this very object, or are it (`vars`)."""
-        names = [name for name, candidate in self._all() if candidate is value]
+        self._all()
+        names = list(self._by_id.get(id(value), ()))
         if type(value) is dict:
-            owners = [
-                n
-                for n, candidate in self._all()
-                if candidate is not value and _content(candidate) is value
-            ]
+            owners = self._by_content.get(id(value), ())
             names += [Name(n.scope, n.variable, (*n.way, "__dict__")) for n in owners]
         return names
 
@@ -118,6 +117,10 @@ class JobVariables:
             self._seen = list(itertools.islice(self._walk(), NAMES_MAX))
             for name, value in self._seen:
                 self._by_last.setdefault((name.variable, *name.way)[-1], []).append((name, value))
+                self._by_id.setdefault(id(value), []).append(name)
+                content = _content(value)
+                if content is not None and content is not value:
+                    self._by_content.setdefault(id(content), []).append(name)
         return self._seen
 
     def _walk(self) -> Iterator[tuple[Name, Any]]:
