@@ -158,7 +158,8 @@ def test_half_written_copy_is_not_bad(driver):
     (last,) = job.run_until(events=1)
 
     assert (last.data["step"], last.data["ok"]) == (job.step, False)
-    assert driver.pinned() == [] and not list(driver.run.glob("checkpoints/.ckpt-*"))
+    assert driver.pinned() == []
+    wait_until(lambda: not list(driver.run.glob("checkpoints/.ckpt-*")), "the end of its copy")
 
 
 def test_copy_never_mixes_two_saves(driver):

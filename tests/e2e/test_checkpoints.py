@@ -62,6 +62,17 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, o
 (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:20_000])
 """
 
+# Ends before the first of its checkpoints can be evaluated.
+HASTY = (
+    JOB.partition("for _ in range(5):")[0]
+    + """
+for name in "abc":
+    for _ in range(5):
+        step()
+    save(f"{name}.pt")
+"""
+)
+
 POLICY = """
 version: supervise/v1
 policy: guarded
@@ -102,4 +113,25 @@ def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise
     assert answer["parts"]["optimizer"] == "restored" and answer["reason"] == ""
     run_id = json.loads((run.directory / "run.json").read_text())["run"]
     assert supervise("checkpoints", run_id).returncode == 0  # as messages name it, not below ./runs
+    run.prove()
+
+
+def test_the_last_checkpoint_of_a_job_is_evaluated_behind_its_end(supervise, script, tmp_path):
+    """And the run lists those that were not, with the reason."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "out").mkdir()
+
+    run = supervise.run("--policy", tmp_path / "policy.yaml", job=script(HASTY))
+
+    assert run.returncode == 0, run.stderr
+    entries = json.loads((run.directory / "checkpoints.json").read_text())["checkpoints"]
+    frames = [e for _, e in read_journal(run.directory / "journal", only=(LateFrame,))]
+    proved = {frame.step for frame in frames if frame.values["checkpoint_proved"]}
+    assert [e["step"] for e in entries] == [4, 9, 14] and 14 in proved
+    listed = [line for line in run.stderr.splitlines() if "checkpoints were evaluated" in line]
+    missing = [e["id"] for e in entries if e["step"] not in proved]
+    assert bool(listed) == bool(missing)
+    for line in listed:
+        assert f"{len(proved)} of 3 checkpoints" in line and all(name in line for name in missing)
+        assert "newer ones came" in line or "not verified" in line
     run.prove()
