@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from supervise.checkpoints import (
     Evaluation,
@@ -484,6 +485,18 @@ def test_copies_of_fifty_tokens_are_found_as_a_search_of_all_places_finds_them(
     assert min(map(brute, copies[:100])) >= 50
     assert all(found.copied(planted(40)) == 0 for _ in range(100))
     assert refused == 65 and "flat token files" in capsys.readouterr().err
+    texts = [{"text": " ".join(f"w{token}" for token in tokens)} for tokens in files]
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in texts))
+    vocabulary = {f"w{n}": n for n in range(200)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    argv = ["data", "check", str(tmp_path / "texts.jsonl"), "--index", str(tmp_path / "of_texts")]
+    assert invoke([*argv, "--tokenizer", str(tmp_path / "tokenizer.json"), "-q"]) in (0, 1)
+    of_texts = program.TokenIndex(str(tmp_path / "of_texts"))
+    assert of_texts.total == found.total
+    del copies[102]  # texts follow each other, as in batches
+    assert [of_texts.copied(tokens) for tokens in copies] == [*map(brute, copies)]
     os.utime(tmp_path / "data" / "1.bin", (1, 1))
     with pytest.raises(ValueError, match="changed since"):
         program.TokenIndex(str(index))

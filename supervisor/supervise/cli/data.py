@@ -61,8 +61,8 @@ def data_command() -> None:
     "--index",
     type=FILE,
     metavar="FILE",
-    help="Index flat token files, and no others, for job: {evaluate: {index: FILE}}; 0.62 bytes a "
-    "token.",
+    help="Index flat token files, or with --tokenizer texts, whose tokens go to FILE.tokens; for "
+    "job: {evaluate: {index: FILE}}; 0.62 bytes a token.",
 )
 @click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML.")
 @click.option(
@@ -164,7 +164,7 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
             raise InputError("no document could be read", hint=_first_reason(manifest))
         findings = judge(policy, manifest, options["fail_on"])
         _write(options["manifest"], encode_manifest(manifest))
-        _write_index(options["index"], checking)
+        _write_index(options["index"], checking, options["tokenizer"])
         _write_reports(manifest, findings, base, options)
         if is_own:
             checking.remove_results()
@@ -388,11 +388,11 @@ def _write(path: Path | None, data: bytes) -> None:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _write_index(path: Path | None, checking: BuildCheck) -> None:
+def _write_index(path: Path | None, checking: BuildCheck, tokenizer: str) -> None:
     from ..data.duplicates import write_index
 
     if path is not None:
-        write_index(path, checking.training, checking.settings.fields)
+        write_index(path, checking.training, checking.settings.fields, tokenizer)
 
 
 def _write_reports(

@@ -26,10 +26,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..errors import InputError, StoreError
 from .corpus import Document, Fields, Piece, documents, need, token_layout
 from .manifest import Cluster, Duplicates, Hotspots
-from .text_metrics import masked_excerpt
+from .text_metrics import load_tokenizer, masked_excerpt
 
 GRAM = 5
 VALUES, BANDS = 128, 16
@@ -480,8 +482,10 @@ def find_hotspots(sample: Sample) -> Hotspots:
 # ── index of token files ──────────────────────────────────────────────────────────────────────────
 
 
-def write_index(path: Path, pieces: Sequence[Piece], fields: Fields) -> int:
+def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: str = "") -> int:
     """Write where each 26th sequence of 25 tokens of flat token files is; return how many.
+
+    With a tokenizer also of texts, whose tokens are written beside it.
 
     A head of 4096 bytes, JSON filled up with zeros; then as little-endian uint64 the hashes in
     order, and the place of each over all files. The hash is polynomial, modulo 2**64. Of memory it
@@ -492,10 +496,13 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields) -> int:
     """
     numpy = need("numpy")
     others = [piece.label for piece in pieces if piece.form != "tokens"]
-    if others:
+    if others and tokenizer:
+        pieces = [_write_tokens(path.with_name(f"{path.name}.tokens"), pieces, fields, tokenizer)]
+        fields = msgspec.structs.replace(fields, dtype="uint32")
+    elif others:
         raise InputError(
             f"an index is of flat token files, and {others[0]} is none",
-            hint="write the token ids that the job is fed, uint16 or uint32, and index that file",
+            hint="of texts it takes --tokenizer, the tokenizer.json of the job",
         )
     rows, total = [], 0
     try:
@@ -522,6 +529,23 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields) -> int:
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
     return total
+
+
+def _write_tokens(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: str) -> Piece:
+    """Write documents as one flat file of uint32. Raises InputError, StoreError."""
+    numpy, encoder = need("numpy"), load_tokenizer(tokenizer)
+    try:
+        with path.open("wb") as out:
+            for record in itertools.chain(*(documents(piece, fields) for piece in pieces)):
+                if isinstance(record, Document):
+                    ids = record.ids
+                    if ids is None:
+                        ids = encoder.encode(record.text, add_special_tokens=False).ids
+                    out.write(numpy.asarray(ids, "<u4").tobytes())
+        stat = path.stat()
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    return Piece(str(path), "", "tokens", stat.st_size, stat.st_mtime_ns)
 
 
 def _divide_grams(ids: Any, first: int, folder: Path) -> int:
