@@ -46,7 +46,7 @@ finally:
     sys.path.remove(ROOT)
 
 EXACT, ROUNDED = 1e-5, 0.02  # of one CPU; of half precision or a device, in nat; project defaults
-SCORE = "microbench_score"
+TOXICITY = "rtp_toxicity_prob"  # in percent; benchmarks are shares, as jobs report them
 TOP = 10  # tokens that are compared, the likeliest
 LOGITS = 1 << 20  # numbers of outputs that are kept
 HASH_DIGITS = 13  # hexadecimal ones of a hash that are its number: 52 bits, exact as a float
@@ -683,11 +683,9 @@ class Evaluation:
         self.unmeasured.update(message["unmeasured"])
         rates = message["rates"]
         for name, (share, number) in rates.items():
-            self.values[name] = 100.0 * share
-            self.errors[name] = 100.0 * math.sqrt(share * (1.0 - share) / number)
-        scores = [100.0 * row[0] for name, row in rates.items() if name.startswith(f"{SCORE}.")]
-        if scores:
-            self.values[SCORE] = sum(scores) / len(scores)
+            unit = 100.0 if name == TOXICITY else 1.0
+            self.values[name] = unit * share
+            self.errors[name] = unit * math.sqrt(share * (1.0 - share) / number)
         self.values.update(compare_rates(rates, earlier))
         return {
             **earlier,

@@ -186,8 +186,8 @@ def test_the_rule_of_each_planted_fault_judges_the_metric_that_it_is_for():
 
 def test_a_planted_fault_makes_the_rule_of_a_metric_of_checkpoints_fire():
     for metric, rule in FIRING.items():
-        judged = (metric, *JUDGED_AS.get(metric, ()))
-        assert any(rule in rules_judging(name) for name in judged), metric
+        judged = "microbench_fall_z" if metric == "microbench_score" else metric
+        assert rule in rules_judging(judged), metric
         text = (TESTS / TESTED[metric]).read_text("utf-8")
         pack, _, name = rule.partition(".")
         assert f'breaches("{pack}"' in text and f'"{name}"' in text, rule

@@ -22,7 +22,14 @@ MARIN = "Marin 32B retrospective"
 # id, unit, meaning, source of the definition; grouped as in the packs.
 _ROWS = (
     # optimization
-    ("microbench_score", "1", "Accuracy on a pinned suite.", SIMPLE),
+    (
+        "microbench_score",
+        "1",
+        "Accuracy on a pinned suite of the job's own. Append a task of `job.evaluate.tasks` for "
+        "the share of its questions that the model of a checkpoint answers right, by length where "
+        "the task has that score.",
+        "acc_norm, else acc, of lm-evaluation-harness",
+    ),
     (
         "eval_artifact_hash",
         "1",
@@ -133,16 +140,9 @@ _ROWS = (
         "Carlini et al., arXiv:2202.07646",
     ),
     (
-        "microbench_score",
-        "%",
-        "Share of the questions of `job.evaluate.tasks` that the model answers right, by length "
-        "where the task has that score; mean of the tasks, append one's name for its own.",
-        "acc_norm, else acc, of lm-evaluation-harness",
-    ),
-    (
         "microbench_fall_z",
         "1",
-        "By how many standard errors such a share is below its mean in the four evaluations "
+        "By how many standard errors the share of a task is below its mean in the four evaluations "
         "before, of the task where that is the most; 0 where none is.",
         "two proportions, of which the mean is one",
     ),
@@ -562,10 +562,10 @@ CHECKPOINT = (
     *("checkpoint_kl_to_prev", "checkpoint_top_agreement", "curvature_trace_est"),
     *("checkpoint_val_loss", "checkpoint_val_ppl", "checkpoint_val_rise"),
     *("checkpoint_val_rise_z", "zlib_ratio", "codec_score", "memorization_rate"),
-    *("microbench_score", "microbench_fall_z", "rtp_toxicity_prob", "rtp_toxicity_rise_z"),
+    *("microbench_fall_z", "rtp_toxicity_prob", "rtp_toxicity_rise_z"),
 )
 # Measured there, too, where the job does not report its own.
-ALSO_OF_CHECKPOINTS = ("eval_artifact_hash",)
+ALSO_OF_CHECKPOINTS = ("eval_artifact_hash", "microbench_score")
 # Of a pinned batch, at savepoints.
 PROBE_BATCH = ("fixed_probe_loss", "logit_entropy_probe", "output_kl_to_prev", "topk_mass_probe")
 # Of weights of attention, beside the job.
@@ -676,7 +676,6 @@ JUDGED_AS: Mapping[str, tuple[str, ...]] = {
     "job_grad_norm": ("grad_global_norm",),
     "job_loss": ("train_loss_raw",),
     "job_tokens": ("tokens_per_update",),
-    "microbench_score": ("microbench_fall_z",),
     "input_time": ("dataloader_stall_frac",),
     "nan_inf_events": ("train_loss_raw", "grad_global_norm", "update_norm"),
     "overflow_rate": ("overflow",),
@@ -736,7 +735,6 @@ _GROUPS = (
         " residual_rms.<i> residual_rms_p50.<i> residual_rms_p99.<i> router_conditioning_max"
         " router_token_entropy.<i> update_to_weight.<i>",
     ),
-    ("Known to the job's own evaluation alone.", "microbench_score"),
     (
         "Needs one batch on all ranks, which takes the job's help; their weights are compared.",
         "rank_probe_dispersion",
