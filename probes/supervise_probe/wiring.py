@@ -442,7 +442,8 @@ class RankParts:
         parts.tracker.connect(self.publisher, self.commands, self._skips, self.rollbacks)
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.safeguards.outliers.connect(self.probe_batch.doubt)
-        parts.forward.connect(self.probe_batch.observe, self.probe_batch.observe_targets)
+        batch = self.probe_batch
+        parts.forward.connect(batch.observe, batch.observe_targets, batch.observe_pair)
         parts.saves.connect(self.on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.opened()

@@ -466,3 +466,30 @@ def test_without_tokens_the_two_losses_tell_learning_from_damage(tell, loss, bac
     feed(story, [loss] * 60)
 
     assert ("touch" in verbs(story)) is back
+
+
+def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_probe_batch(tell):
+    """Of two tasks by turns, the batch of the first one keeps its loss while the other one's is
+    high, and is forgotten later. Damaged weights lose as much on both."""
+    story = learned(tell, 2.3, 2.35, 2.5, *[3.9] * 9, names=NAMES)
+    feed(story, [6.0, 5.9, 5.8, 5.6, *[5.0, 5.05, 4.95] * 40])
+
+    assert "touch" not in verbs(story) and verbs(story).count("check_weights") > 1
+    reason = story.kinds("abort", "withdrawn")[0].reason
+    assert "other data come in: their loss is 5, 2.02 was expected" in reason
+    assert len([m for m in messages(story) if "is called off" in m["title"]]) == 1
+
+
+@pytest.mark.parametrize(("later", "back"), [(3.9, False), (2.6, True)])
+def test_a_loss_that_falls_by_itself_is_waited_for_until_the_probe_batch_has_moved(
+    tell, later, back
+):
+    """It rises while other data are learned, and falls while damage heals."""
+    story = learned(tell, 2.9, *[later] * 9, names=NAMES)
+    feed(story, falling(5.5, 2.4, 60, 3.0))
+    feed(story, [2.4] * 40)
+
+    assert ("touch" in verbs(story)) is back
+    if back:
+        (started,) = [m for m in messages(story) if "started" in m["title"]]
+        assert "the data may have changed" in started["why"]

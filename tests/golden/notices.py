@@ -194,6 +194,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "MemoryFree": [{"need_gb": None}, {"peak_gb": None}],
     "NewEvidence": [
         {"judged": Judged.OTHER_DATA, "probe_before": None},
+        {"judged": Judged.UNDECIDED},
         {"judged": Judged.UNJUDGED, "probe": None, "probe_before": None},
     ],
     "RequestUnknown": [dict.fromkeys(("waiting", "runbook"))],

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .listeners import Listeners
 
 LOSSES = ("cross_entropy", "nll_loss")
+# Of a target as large as the output.
+PAIRED_LOSSES = (
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits"),
+)
 # What may follow (input, target) in both, but for the last, which nll_loss does not have.
 OPTIONS = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 RETAIN_GRAPH = 2  # its place in torch.autograd.backward
@@ -250,6 +254,26 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                     losses.evaluation.took(target, ignored, reduction, result)
             return result
 
+        replace(name, original, loss)
+
+    def wrap_paired(name: str) -> None:
+        original = getattr(functional, name)
+
+        @functools.wraps(original)
+        @hidden_from_stacklevel
+        def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(input, target, *args, **kwargs)
+            losses = listeners.forward
+            if losses.wants_pair and result.requires_grad and not gate.off_duty():
+                options = (*args, *kwargs.values())
+                if result.numel() == 1 and not any(isinstance(v, torch.Tensor) for v in options):
+                    take = functools.partial(_call, original, args, kwargs)
+                    losses.paired_loss_taken(input, target, take)
+            return result
+
+        replace(name, original, loss)
+
+    def replace(name: str, original: Any, loss: Any) -> None:
         # torch's own marks of a function that stands for another one: TorchScript and
         # torch.compile then take the original and never look into ours.
         vars(loss)["__script_if_tracing_wrapper"] = True
@@ -258,6 +282,12 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
 
     for name in LOSSES:
         wrap(name)
+    for name in PAIRED_LOSSES:
+        wrap_paired(name)
+
+
+def _call(take: Any, args: Any, kwargs: Any, output: Any, target: Any) -> Any:
+    return take(output, target, *args, **kwargs)
 
 
 def _is_plain(options: Mapping[str, Any]) -> bool:

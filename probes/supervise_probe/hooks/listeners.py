@@ -281,6 +281,7 @@ if TYPE_CHECKING:
 
     Keep = Callable[[Any, bool, tuple[Any, ...], dict[str, Any]], None]
     KeepTargets = Callable[[Any, Any, int], None]
+    KeepPair = Callable[[Any, Any, Callable[..., Any]], None]
 
 
 class ForwardListener:
@@ -290,6 +291,7 @@ class ForwardListener:
         sets: which of them wait for a forward. evaluation: what is evaluated between two steps.
         drills: for what a call asks each time.
         onlooker: sees the logits of losses that are taken without gradients, else None.
+        wants_pair: the next loss of a target as large as the output is to be told.
     """
 
     def __init__(
@@ -310,21 +312,22 @@ class ForwardListener:
         self.sets, self._sampler = sets, sampler
         self._keep: Optional[Keep] = None
         self._keep_targets: Optional[KeepTargets] = None
-        self._targets_wanted = False
+        self._keep_pair: Optional[KeepPair] = None
+        self._targets_wanted = self.wants_pair = False
         self.onlooker: Optional[Callable[[Any], None]] = None
 
     def look_on(self, onlooker: Optional[Callable[[Any], None]]) -> None:
         """Let it see them, until it is None again."""
         self.onlooker = onlooker
 
-    def connect(self, keep: Keep, keep_targets: KeepTargets) -> None:
+    def connect(self, keep: Keep, keep_targets: KeepTargets, keep_pair: KeepPair) -> None:
         """The process is a rank.
 
         Args:
             keep: given the root, whether it is compiled, and its input when that is wanted as the
-                fixed batch. keep_targets: given what the next loss is taken of.
+                fixed batch. keep_targets, keep_pair: given what the next loss is taken of.
         """
-        self._keep, self._keep_targets = keep, keep_targets
+        self._keep, self._keep_targets, self._keep_pair = keep, keep_targets, keep_pair
 
     def evaluates(self, root: Any) -> None:
         """It is called without gradients."""
@@ -370,7 +373,7 @@ class ForwardListener:
         if self.sets.wanted and self._keep is not None:
             self.sets.wanted = False
             self._keep(root, compiled, args, kwargs)
-            self._targets_wanted = True
+            self._targets_wanted = self.wants_pair = True
         self._sampler.enter(root, compiled, args, kwargs)
 
     def leave(self, result: Any) -> None:
@@ -398,6 +401,12 @@ class ForwardListener:
             self._keep_targets(logits, target, ignored)
         if self._sampler.wants_logits:
             self._sampler.saw_logits(logits)
+
+    def paired_loss_taken(self, output: Any, target: Any, take: Callable[..., Any]) -> None:
+        """`take` is the loss that was taken, of any two."""
+        if not self._tracker.repeats and self._keep_pair is not None:
+            self.wants_pair = False
+            self._keep_pair(output, target, take)
 
 
 class LoaderListener:

@@ -181,6 +181,12 @@ class ReferenceBatch:
         if targets is not None:
             self._host_targets = targets._replace(rows=self._to_host(targets.rows, self._arrivals))
 
+    def observe_pair(self, output: Any, target: Any, take: Callable[..., Any]) -> None:
+        """The first loss of that step was taken of a target as large as the output."""
+        if self._inputs is not None:
+            keep = self._output.keep_pair
+            self._guard.run(self._part, keep, self._rows, output, target, take)
+
     def _to_host(self, tensor: Any, arrivals: list[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
         if self._scalars.reads(tensor):
@@ -343,10 +349,11 @@ class ReferenceBatch:
         state[KEY], state[SERIAL] = value, self._serial
         if loss is not None:
             self._losses.append((self._position.step - 1, loss))
-        self._guard.run(
-            self._part, self._context.gate.without_grad, self._report_output, measurement[1]
-        )
-        if isinstance(loss, float) and not self._several and not self._drifts:
+        # Only `check_weights` asks for a loss of pairs: it may be one term of the job's.
+        told = None if self._output.is_paired else measurement[1]
+        self._guard.run(self._part, self._context.gate.without_grad, self._report_output, told)
+        is_compared = isinstance(loss, float) and not self._output.is_paired
+        if is_compared and not self._several and not self._drifts:
             compare = partial(self._compare_weights, before)
             self._guard.run(self._part, self._context.gate.without_grad, compare)
 

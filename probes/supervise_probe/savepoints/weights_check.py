@@ -4,8 +4,9 @@ The output is the model's loss on the probe batch, also where the job takes that
 sure its outputs are and how far they have moved. Where the job takes the loss, the targets are
 needed: those of the first loss in the step whose input was kept, of logits that have the rows of
 the batch in front. A loss that is taken in chunks, as litgpt does it, is that of the first one.
-Logits are those of a loss that the model takes itself, else of one that the job took. Where no loss
-can be told (other shapes, another loss than `cross_entropy` and `nll_loss`), none is.
+Logits are those of a loss that the model takes itself, else of one that the job took. A target as
+large as the output does for `check_weights`. Where no loss can be told (other shapes, a loss that
+`hooks/install.py` does not name), none is.
 
 A weight that has moved alone since the savepoint before shows a flipped bit. All weights of a
 tensor move with the same optimizer: in 96 healthy runs (MLPs, CNNs, embeddings, LoRA, wide models;
@@ -55,7 +56,8 @@ class ReferenceOutput:
     """The outputs of the newest runs.
 
     Attributes:
-        targets: of the job's loss, None where it takes none that is known.
+        targets: of the job's loss, None where it takes none of classes. is_paired: the newest loss
+            is of a target as large as the output.
     """
 
     def __init__(self, torch: Any, sequences: int = SEQUENCES) -> None:
@@ -64,6 +66,8 @@ class ReferenceOutput:
         take = torch.nn.functional.cross_entropy
         self._take = getattr(take, "__original_fn", take)  # no loss of the job's
         self.targets: Optional[Targets] = None
+        self._pair: Optional[tuple[Any, Callable[..., Any]]] = None  # a target, and the loss of it
+        self.is_paired = False
         self._logits: Any = None  # some rows, of the run under way or the newest one
         self._before: Any = None  # the log-probabilities of these rows at the savepoint before
 
@@ -77,6 +81,11 @@ class ReferenceOutput:
             limit = max(limit, CHUNK)  # it may be a chunk
         rows = targets.detach()[:limit].clone()
         self.targets = Targets(rows, int(logits.shape[1]), ignored, batch, count)
+
+    def keep_pair(self, batch: int, output: Any, target: Any, take: Callable[..., Any]) -> None:
+        """A loss was taken of these, by that function; `batch`: the rows of the input."""
+        if target.shape == output.shape and target.dim() and target.shape[0] == batch:
+            self._pair = target.detach()[: self._sequences].clone(), take
 
     def saw(self, logits: Any) -> None:
         """The model takes a loss of these, in the run under way."""
@@ -92,8 +101,11 @@ class ReferenceOutput:
         """Return the loss that a model's output holds or has, None where it cannot be told."""
         several, targets = floating_tensors(self._torch, output), self.targets
         loss = next((v for v in several if v.numel() == 1), None)
-        if loss is not None or targets is None or not several:
+        self.is_paired = False
+        if loss is not None or not several:
             return None if loss is None else loss.double().reshape(())
+        if targets is None:
+            return self._loss_of_pair(several[0])
         logits, rows = several[0].float(), targets.rows.to(several[0].device)
         if logits.shape[-1] == targets.classes and rows.dim() == 1:
             logits = logits.reshape(-1, targets.classes)
@@ -103,6 +115,17 @@ class ReferenceOutput:
             return None
         self.saw(logits)
         return self._take(logits, rows, ignore_index=targets.ignored).double()
+
+    def _loss_of_pair(self, output: Any) -> Optional[Any]:
+        if self._pair is None:
+            return None
+        target, take = self._pair
+        if output.numel() == target.numel() and output.shape[0] == target.shape[0]:
+            output = output.reshape(target.shape)  # the job may have dropped a dimension of one
+        if output.shape != target.shape:
+            return None
+        self.is_paired = True
+        return take(output.float(), target.float()).double()
 
     def describe(self) -> dict[str, Any]:
         """Return metrics of the newest run's logits, as tensors of one element."""

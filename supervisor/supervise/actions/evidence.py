@@ -142,7 +142,9 @@ class CheckWeights(Action):
     started anew where the losses rise, jump or fall no further while they are out of their band, or
     the inputs were one token: another loss of the probe batch alone is no evidence, since the model
     may have learned other data. Where token statistics stepped and the loss falls by itself, it
-    has: then the probe keeps another batch. Beyond it, and where nobody knows (no
+    has: then the probe keeps another batch. Without tokens, losses of twice the usual while the
+    probe batch has lost half as much at most, in logs, are of other data; so are losses that fall
+    while it rises. Beyond it, and where nobody knows (no
     `job.probe_batch`, several ranks that are not in one DistributedDataParallel, no savepoint yet,
     no answer in time), the runbook goes on: with `unknown: wait` after a quarter of `again` steps,
     if the losses are out of their band then. It is asked only when a rule about the size of the

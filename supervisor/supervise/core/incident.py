@@ -334,6 +334,8 @@ class WithdrawnRunbook:
         loss: of the probe batch with these weights, the lowest one. good: it said that they are.
         data_event: how it is known that the data changed, and are learned, "" where it is not.
         changed: they did, as far as their tokens show.
+        loss_before: of the probe batch before the first breach, 0.0 where nobody knows.
+        held: the weights were good for the data of before, and not for those that came in.
     """
 
     name: str
@@ -346,6 +348,8 @@ class WithdrawnRunbook:
     good: bool
     data_event: str
     changed: bool = False
+    loss_before: float = 0.0
+    held: bool = False
 
 
 @dataclass(slots=True)

@@ -317,6 +317,27 @@ class OtherDataLearned(Clause, frozen=True, kw_only=True):
     probe: float
 
 
+class OldDataHeld(OtherDataLearned, frozen=True, kw_only=True):
+    """What comes in is not learned yet, and the weights are good for the data of before."""
+
+    TEXT = (
+        "other data come in: their loss is {newer:.4g}, {usual:.4g} was expected; that of the "
+        "probe batch is {probe:.4g}, and was {probe_before:.4g}"
+    )
+
+
+class JumpsAlone(Clause, frozen=True, kw_only=True):
+    """`probe`, `probe_before`: of the probe batch, by `step` and now."""
+
+    TEXT = (
+        "the loss jumped again since step {step}, and that of the probe batch did not: it is "
+        "{probe:.4g}, and was {probe_before:.4g}"
+    )
+    step: int
+    probe_before: float
+    probe: float
+
+
 class WeightsUndamaged(Clause, frozen=True, kw_only=True):
     """`step`: by when they were good."""
 
@@ -339,6 +360,7 @@ class Judged(StrEnum):
 
     GOOD = "the weights were good"
     OTHER_DATA = "the data had changed"
+    UNDECIDED = "the data may have changed"
     UNJUDGED = "nothing could judge the weights"
 
 

@@ -163,7 +163,7 @@ class FakeJob:
 
     def _check_weights(self, order: Order) -> Answer:
         """Find the weights bad: with good ones no scenario would come to a remedy."""
-        return {"loss": 2.0, "was": [[order.before_step - 1, 1.0]]}
+        return {"loss": 1e6, "was": [[order.before_step - 1, 1.0]]}
 
     def _rollback(self, order: Order) -> Answer:
         limit = order.before_step

@@ -235,6 +235,56 @@ def test_another_batch_is_kept_once_the_data_changed(probed, undisturbed):
     assert of_old == {5: True, 10: True, 15: True, 20: False, 25: False}
 
 
+PAIRS = """
+take = eval(os.environ["TAKE"])
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+losses, kept = [], None
+for step in range(30):
+    if step == 18:
+        barrier("go")
+    x = torch.randn(8, 4)
+    y = (x.sum(1) > 0).float()
+    loss = take(model(x).squeeze(1), y)
+    if step == 2:  # the first one at which the probe knows where a step ends
+        kept = x[:2], y[:2]
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        losses.append(kept and take(model(kept[0]).squeeze(1), kept[1]).item())
+emit(losses=losses, end=model[0].weight.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        "F.mse_loss",
+        "nn.HuberLoss(delta=0.5)",
+        "nn.BCEWithLogitsLoss()",
+        "lambda a, b: (a - b).var()",
+    ],
+)
+def test_the_loss_of_a_target_as_large_as_the_output_tells_whether_the_weights_are_good(
+    probed, bare, take
+):
+    """It may be one term of the job's loss, so that no frame has it."""
+    environ, config = {"TAKE": take}, {"savepoints": KEEP, "probe_batch": {}}
+    job, answer = probed.ordered(PAIRS, ("check_weights", {}), environ=environ, **config)
+
+    assert job.output == bare.straight(PAIRS, environ=environ).output
+    assert not any("fixed_probe_loss" in frame for frame in job.frames)
+    if "lambda" in take:
+        assert not answer.ok and "it is not known what loss" in answer.error
+        return
+    assert answer.ok, answer.error
+    losses = job.output[0]["losses"]
+    assert answer.result["loss"] == pytest.approx(losses[answer.step], rel=1e-5)
+    wanted = [(step, pytest.approx(losses[step], rel=1e-5)) for step in (5, 10, 15)]
+    assert [tuple(each) for each in answer.result["was"]] == wanted
+
+
 FLIP = """
 from torch.utils.data import DataLoader
 
