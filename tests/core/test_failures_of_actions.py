@@ -8,8 +8,20 @@ import pytest
 
 from supervise.actions import LrScale, Pause, Resume, Rollback, SkipStep, Snapshot, Stop, Undo
 from supervise.core.model import Budget, Inhibit, Ladder
+from supervise.detectors import Nonfinite
 
-from .conftest import AMPLE, Touch, Verify, above, messages, one_rule, rules_of, runbook_of
+from .conftest import (
+    AMPLE,
+    NAN,
+    Touch,
+    Verify,
+    above,
+    messages,
+    one_rule,
+    rule_on,
+    rules_of,
+    runbook_of,
+)
 
 BOOKS = {
     "mend": (Pause(), Snapshot(), Rollback(at_least=5), Resume(), Verify()),
@@ -134,6 +146,28 @@ def test_what_held_only_while_an_action_changed_the_job_opens_nothing_by_its_kee
     story.frames(2.0, times=5)
 
     assert (story.state.incident is not None) == opens
+
+
+@pytest.mark.parametrize("again", [0, 5])
+def test_three_samples_in_128_that_are_over_by_the_end_of_their_mute_are_not_told(tell, again):
+    """NaN of forty steps, told as what it is; what comes behind it is told once."""
+    detectors = {
+        "applied": Nonfinite(("train_loss_raw",)),
+        "few": Nonfinite(("train_loss_raw", "grad_global_norm"), m_of_n=(3, 128)),
+    }
+    rules = tuple(
+        rule_on(detectors, name, severity)
+        for name, severity in (("applied", "SEV0"), ("few", "SEV1"))
+    )
+    inhibit = (Inhibit(mute=("few",), by_rule="applied"),)
+    story = tell(detectors=detectors, rules=rules, inhibit=inhibit, healthy=50)
+    story.frames(NAN, times=40)
+    story.frames(2.0, times=30)
+    story.frames(2.0, times=again, grad=NAN)
+    story.frames(2.0, times=30)
+
+    told = [message for message in messages(story) if "few" in message["why"]]
+    assert len(told) == (again > 0)
 
 
 def easing(tell, **changes):

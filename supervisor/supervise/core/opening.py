@@ -33,6 +33,7 @@ from .incident import (
 from .model.checkpoint_registry import Checkpoints
 from .model.decisions import (
     BREACH,
+    OK,
     SEVERITIES,
     IncidentOpened,
     IncidentRaised,
@@ -46,7 +47,7 @@ from .model.interfaces import Advice, Lead, Reading
 from .model.payload import CheckpointState, Save, Unverified
 from .model.policy import Policy, Rule
 from .model.verdicts import BandRange, MechanismSigns, SlowStep
-from .rank_monitor import RankMonitor
+from .rank_monitor import RankMonitor, RuleWatch
 from .run_state import ApprovalRequest, Reported, State, StepContext
 from .shard_attribution import BEFORE
 
@@ -141,7 +142,7 @@ def track_breach(policy: Policy, state: State, monitor: RankMonitor, incident: I
     if (
         monitor.attempt == onset.attempt
         and not approved
-        and any(_is_in_breach_now(monitor, rule) for rule in rules)
+        and any(_has_breach_now(monitor, rule) for rule in rules)
     ):
         _add_batches(monitor, incident, monitor.step)
 
@@ -162,13 +163,23 @@ def _add_batches(monitor: RankMonitor, incident: Incident, step: int) -> None:
     onset.last_step = max(onset.last_step, step)
 
 
-def _is_in_breach_now(monitor: RankMonitor, rule: Rule) -> bool:
+def is_over(monitor: RankMonitor, rule: Rule, watch: RuleWatch) -> bool:
+    """Return whether a rule that fires does so by its `keep`, or by earlier samples alone."""
+    if watch.code != BREACH:
+        return watch.code == OK
+    return bool(_leaves(monitor, rule)) and not _has_breach_now(monitor, rule)
+
+
+def _has_breach_now(monitor: RankMonitor, rule: Rule) -> bool:
     """Return whether a metric is in breach in this very frame; a reading may last longer."""
-    policy, watches = monitor.policy, monitor.watches
-    leaves = [
-        monitor.index[name] for name in policy.detectors_of(rule) if policy.detectors[name].metrics
-    ]
-    return any(watches[i].raw == BREACH for i in leaves)
+    return any(monitor.watches[i].raw == BREACH for i in _leaves(monitor, rule))
+
+
+def _leaves(monitor: RankMonitor, rule: Rule) -> list[int]:
+    """Return which of the detectors behind a rule read metrics."""
+    detectors = monitor.policy.detectors
+    names = monitor.policy.detectors_of(rule)
+    return [monitor.index[name] for name in names if detectors[name].metrics]
 
 
 def _batches_are_approved(pending: ApprovalRequest | None, run: RunbookExecution | None) -> bool:

@@ -145,8 +145,9 @@ def on_run_phase_changed(ctx: StepContext, policy: Policy, changes: list[tuple[i
 def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> None:
     """Offer rules again that still fire when what muted them is gone, or has lasted.
 
-    One that held only while an action changed the job, and fires by its `keep`, is of that action:
-    it is offered where it holds again.
+    One that held only while an action changed the job, and fires by its `keep`, is of that action;
+    one that fires by samples from then alone, as three in 128, is over. Both are offered where they
+    hold again.
     """
     policy, state, muted = ctx.policy, ctx.state, ctx.state.rules.muted
     firing = set(state.firing(policy))
@@ -154,7 +155,10 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> Non
     for rule, watch in zip(policy.rules, monitor.rules, strict=True):
         if rule.id not in muted:
             continue
-        if muted[rule.id] == Suppressor("inhibit", state_machine.ACTING) and watch.code != BREACH:
+        was_muted = muted[rule.id]
+        if was_muted == Suppressor("inhibit", state_machine.ACTING) and watch.code != BREACH:
+            continue
+        if was_muted.cause in ("inhibit", "silence") and opening.is_over(monitor, rule, watch):
             continue
         muted_by = _muted(policy, state, monitor, rule, firing, state.machine)
         if muted_by is None:
