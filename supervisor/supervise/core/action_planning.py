@@ -336,7 +336,7 @@ def _held_data(
     newer = min(newest)
     if was <= 0.0 or usual <= 0.0 or not DOUBLED * usual < newer < math.inf:
         return None
-    share = HELD if old is None or not old.held else HELD_AGAIN
+    share = HELD if old is None or not old.other_data else HELD_AGAIN
     if math.log(probe / was) >= share * math.log(newer / usual):
         return None
     return reasons.OldDataHeld(newer=newer, usual=usual, probe_before=was, probe=probe)
@@ -454,9 +454,10 @@ def has_good_weights(incident: Incident, run: RunbookExecution, result: Payload)
         return False
     if action.objection(args, result):
         return True
-    if old is None or not old.good or outcome.loss_before(order.before_step):
+    if old is None or outcome.loss_before(order.before_step):
         return False
-    return outcome.loss <= order.within * max(old.loss, old.loss_before)
+    was = max(old.loss, old.loss_before) if old.good else old.loss_before
+    return outcome.loss <= order.within * was
 
 
 def explain_good_weights(
@@ -486,10 +487,18 @@ def explain_good_weights(
         return other
     # Where nobody can say and the loop goes on, a rollback for batches that are over by then costs
     # steps and mends nothing: it waits once, for as long as it takes to see whether they are.
-    waits = order.waits and old is None
-    if waits and (loss is None or _heals_by_itself(state, incident, loss)):
-        return reasons.Lack.WEIGHTS_UNJUDGED
-    return ""
+    # So it does where the loss jumps once more behind other data, as tasks take turns.
+    is_turn = loss is not None and old is not None and _may_turn(state, incident, old)
+    is_first = old is None and (loss is None or _heals_by_itself(state, incident, loss))
+    return reasons.Lack.WEIGHTS_UNJUDGED if order.waits and (is_first or is_turn) else ""
+
+
+def _may_turn(state: State, incident: Incident, old: WithdrawnRunbook) -> bool:
+    """Return whether the loss jumped since other data were seen to come in."""
+    monitor, band = state.monitors.get(incident.case.rank), incident.case.band
+    if monitor is None or band is None or incident.case.jump is not None:
+        return False
+    return old.other_data and _jumped_since(monitor, band, old.step)
 
 
 def _heals_by_itself(state: State, incident: Incident, probe: float) -> bool:
@@ -531,12 +540,12 @@ def reduce_to_evidence(
         state.step,
         state.frame_count + waits,
         waits,
-        loss if old is None else min(loss, old.loss),
+        loss if old is None or (is_open and is_known) else min(loss, old.loss),
         (old is not None and old.good) or has_good_weights(incident, run, result),
         event,
         is_changed,
         _probe_before(old, order, result),
-        _held_data(state, incident, order, result) is not None,
+        bool(explain_other_data(state, incident, order, result)),
     )
     run.terms.reduced_reason = reason
     # People know by then that the data changed; that they are learned is no other reason.

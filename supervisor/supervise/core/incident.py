@@ -335,7 +335,7 @@ class WithdrawnRunbook:
         data_event: how it is known that the data changed, and are learned, "" where it is not.
         changed: they did, as far as their tokens show.
         loss_before: of the probe batch before the first breach, 0.0 where nobody knows.
-        held: the weights were good for the data of before, and not for those that came in.
+        other_data: two losses told that other data came in than those of the probe batch.
     """
 
     name: str
@@ -349,7 +349,7 @@ class WithdrawnRunbook:
     data_event: str
     changed: bool = False
     loss_before: float = 0.0
-    held: bool = False
+    other_data: bool = False
 
 
 @dataclass(slots=True)
