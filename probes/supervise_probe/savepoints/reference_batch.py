@@ -350,8 +350,8 @@ class ReferenceBatch:
         if loss is not None:
             self._losses.append((self._position.step - 1, loss))
         # Only `check_weights` asks for a loss of pairs: it may be one term of the job's.
-        told = None if self._output.is_paired else measurement[1]
-        self._guard.run(self._part, self._context.gate.without_grad, self._report_output, told)
+        reported = None if self._output.is_paired else measurement[1]
+        self._guard.run(self._part, self._context.gate.without_grad, self._report_output, reported)
         is_compared = isinstance(loss, float) and not self._output.is_paired
         if is_compared and not self._several and not self._drifts:
             compare = partial(self._compare_weights, before)

@@ -375,10 +375,10 @@ def _is_forgotten(
         return False
     # It was asked while the trouble lasted: behind damage it only heals, with the losses.
     since = loss_course_since(state, incident, old.step)
-    is_calm = since is not None and since.change <= 0.0 and since.jump <= 0.0
+    is_quiet = since is not None and since.change <= 0.0 and since.jump <= 0.0
     lost = math.log(probe / old.loss_before)
     is_apart = course.fallen and lost > FAR_APART * max(lacking, math.log(UNLIKE))
-    return is_apart or (is_calm and probe > UNLIKE * old.loss)
+    return is_apart or (is_quiet and probe > UNLIKE * old.loss)
 
 
 def new_evidence_against_weights(state: State, incident: Incident, old: WithdrawnRunbook) -> str:
