@@ -15,6 +15,7 @@ from zlib import crc32
 from ..sampling.sample_sets import FLOOR_NS, LEAST, SPARSEST, TOKENS
 from ..shards import SEVERAL, Origin, ShardTracker
 from ..torch_state.structure import own_attributes
+from ..torch_state.tensor_copies import is_readable
 from . import Collector, MetricSpec
 from .token_statistics import (
     BUCKETS,
@@ -162,6 +163,7 @@ class BatchCollector(Collector):
         self._weights: dict[Any, Any] = {}
         self._layouts: dict[Any, Layout] = {}
         self._integers = (self.torch.int64, self.torch.int32)
+        self._strided = self.torch.strided
         self._inputs = Inputs(self.torch)
         self._views = {
             1: self.torch.uint8,
@@ -187,14 +189,14 @@ class BatchCollector(Collector):
         if tensor is None:
             inner = self._inputs.find(values)
             tensor = inner and inner.tensor
-        if tensor is not None:
+        if tensor is not None and is_readable(self.torch, tensor):
             digest = self._digest_of(values, tensor, of_all=self._of_all)
             self._loaded = digest if self._loaded is None else self._mix(self._loaded, digest)
 
     def digest_of_memory(self, batch: Any) -> Optional[int]:
         """Return a number for all tensors of a batch, None where the host does not have them."""
         tensors = list(islice(self._inputs.every([batch]), SEVERAL_INPUTS))
-        if not tensors or not all(map(self.scalars.reads, tensors)):
+        if not tensors or not all(map(self._reads, tensors)):
             return None
         digests = (_digest_of_memory(tensor, self._layouts, MANY_PIECES) for tensor in tensors)
         return functools.reduce(self._mix, digests)
@@ -209,7 +211,7 @@ class BatchCollector(Collector):
                 return None
             tensor = inner.tensor
             counted = tensor if inner.counts else None
-        if self._by_loader:
+        if self._by_loader or not is_readable(self.torch, tensor):
             return counted
         digest = self._digest_of(values, tensor, of_all=self._of_all)
         self._hash = digest if self._hash is None else self._mix(self._hash, digest)
@@ -273,12 +275,17 @@ class BatchCollector(Collector):
             combined = digest if combined is None else self._mix(combined, digest)
         return combined + self._offset & _MASK if isinstance(combined, int) else None
 
+    def _reads(self, tensor: Any) -> bool:
+        return self.scalars.reads(tensor) and is_readable(self.torch, tensor)
+
     def _first_tensor(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None
         tensor = self.torch.Tensor
         for value in values:
             if (type(value) is tensor or isinstance(value, tensor)) and value.numel() > 1:
                 kind = value.dtype
+                if value.layout is not self._strided or value.is_nested:
+                    continue
                 if kind in self._integers:
                     return value
                 if fallback is None and kind is self.torch.float32:
@@ -294,7 +301,7 @@ class BatchCollector(Collector):
         digest = self._digest(tensor, MANY_PIECES if of_all else FEW_PIECES)
         if of_all:
             for other in islice(self._inputs.every(values), SEVERAL_INPUTS):
-                if other is not tensor and self.scalars.reads(other):
+                if other is not tensor and self._reads(other):
                     digest = self._mix(digest, self._digest(other))
         return digest
 
@@ -548,7 +555,7 @@ class BatchSanityCollector(Collector):
     def saw(self, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """These whole numbers went into the model, as one of these arguments."""
         batches = self._kept
-        if len(batches) >= MICRO_BATCHES or tensor.is_meta:
+        if len(batches) >= MICRO_BATCHES or not is_readable(self.torch, tensor):
             return
         if not batches or batches[0].device == tensor.device:
             is_complete = tensor.numel() <= LONGEST

@@ -12,6 +12,7 @@ from math import exp, inf, isfinite
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from ..torch_state.records import Average, Window
+from ..torch_state.tensor_copies import is_readable
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class TokensCollector(Collector):
         Behind them: whether the number is the sum of their losses or the mean, None for unknown.
         """
         for target, ignored, summed, value in calls:
-            if target.dtype is self.torch.int64 and not target.is_meta:
+            if target.dtype is self.torch.int64 and is_readable(self.torch, target):
                 count = self.count(target, ignored)
                 self._targets = count if self._targets is None else self._targets + count
                 if value is None:

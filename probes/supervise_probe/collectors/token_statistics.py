@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 from ..torch_state.structure import own_attributes
+from ..torch_state.tensor_copies import is_readable
 
 if TYPE_CHECKING:
     from ..runtime.scalars import Number, Scalars
@@ -121,10 +122,14 @@ class SequenceLengths:
         self.forget()
         return values
 
+    def _is_readable(self, value: Any) -> bool:
+        is_tensor = isinstance(value, self._torch.Tensor)
+        return is_tensor and is_readable(self._torch, value)
+
     def _of_mask(self, ids: Any, named: Mapping[str, Any], rows: int) -> Optional[Any]:
         for name, mask in named.items():
             is_mask = name.endswith(("attention_mask", "padding_mask"))
-            if is_mask and isinstance(mask, self._torch.Tensor) and mask.shape == ids.shape:
+            if is_mask and self._is_readable(mask) and mask.shape == ids.shape:
                 mask = mask[:rows]
                 return (mask != 0 if name.endswith("attention_mask") else mask == 0).sum(-1)
         return None
@@ -141,11 +146,11 @@ class SequenceLengths:
     def _of_packed(self, ids: Any, named: Mapping[str, Any]) -> Optional[Any]:
         """Return the lengths of the sequences in one row, None where that is not known."""
         for name in PACKED:
-            bounds = named.get(name)
-            if isinstance(bounds, self._torch.Tensor) and bounds.dim() == 1:
+            bounds: Any = named.get(name)
+            if self._is_readable(bounds) and bounds.dim() == 1:
                 return bounds.diff()
-        places = named.get("position_ids")
-        if not isinstance(places, self._torch.Tensor) or not self._scalars.reads(places):
+        places: Any = named.get("position_ids")
+        if not self._is_readable(places) or not self._scalars.reads(places):
             return None
         if places.shape != ids.shape or ids.dim() != 2 or int(ids.shape[0]) > 1:
             return None

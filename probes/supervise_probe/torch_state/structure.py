@@ -28,6 +28,8 @@ import weakref
 from time import thread_time
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Optional
 
+from .tensor_copies import has_readable_memory
+
 if TYPE_CHECKING:
     from .records import OptimizerInfo, Optimizers, Position
     from .registry import Registry
@@ -464,6 +466,8 @@ class _StructurePickler(pickle.Pickler):
             return self._saved[id(thing)]
         count = thing.numel() * thing.element_size()
         self._take_room(count)
+        if not has_readable_memory(thing):
+            raise StructureError("a weight has no memory of its own")
         self._values.append(thing)
         host = thing.detach().cpu().contiguous()
         value = ctypes.string_at(host.data_ptr(), count) if count else b""

@@ -316,6 +316,23 @@ def has_readable_memory(tensor: Any) -> bool:
     return bool(tensor.untyped_storage().nbytes() >= size_bytes)
 
 
+def is_readable(torch: Any, tensor: Any) -> bool:
+    """Whether the values of any tensor of the job lie in memory of its own, on whatever device.
+
+    Neither an address nor an operator of torch leads anywhere if its class dispatches by itself
+    (jagged, fake and distributed tensors), or if the job has freed its storage.
+    """
+    kind = torch.Tensor
+    if type(tensor) is not kind and type(tensor).__torch_dispatch__ is not kind.__torch_dispatch__:
+        return False
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    try:
+        return bool(tensor.data_ptr()) and has_readable_memory(tensor)
+    except RuntimeError:  # it has no storage, as inside a transform of functorch
+        return False
+
+
 def is_copyable(torch: Any, tensor: Any) -> bool:
     """Whether a tensor, or this rank's part of it, is plain memory: dense, on CPU or CUDA."""
     tensor = local_part(tensor)

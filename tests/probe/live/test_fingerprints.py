@@ -194,3 +194,78 @@ def test_batches_are_told_apart_where_rows_are_mostly_padding(probed):
     """As prompts with one beginning that are filled up to the longest length of the model."""
     column = probed.run(PADDED).column("batch_fingerprint")[3:]
     assert len(set(column[:9])) == 9 and len(set(column[8:])) == 1
+
+
+NO_MEMORY = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.head(self.frozen(getattr(x, "a", x)).relu())
+
+def train(make, loss, free=False):
+    model = Model()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    for _ in range(4):
+        x = make()
+        optimizer.zero_grad()
+        value = loss(model(x))
+        if free:
+            x.untyped_storage().resize_(0)
+        value.backward()
+        optimizer.step()
+    return model
+
+def jagged():
+    rows = [torch.randn(n, 64) for n in (3, 5, 70)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+def mean(y):
+    return y.pow(2).mean()
+
+models = [
+    train(jagged, lambda y: mean(y.values())),
+    train(lambda: TwoTensor(torch.randn(32, 64), torch.randn(32, 64)), mean),
+    train(lambda: torch.randn(32, 64), mean, free=True),
+]
+with FakeTensorMode():
+    train(lambda: torch.randn(32, 64), mean)
+models.append(train(lambda: torch.randn(32, 64), mean))
+finish(*models)
+"""
+
+
+def test_inputs_without_memory_of_their_own_have_no_fingerprint(probed, bare):
+    """Of jagged and fake tensors, subclasses that dispatch, and storage that was freed."""
+    job, straight = probed.run(NO_MEMORY), bare.run(NO_MEMORY)
+    assert job.output == straight.output and job.err == straight.err
+    found = job.column("batch_fingerprint")
+    assert found[:12] == [None] * 12 and None not in found[-3:]
+
+
+def test_memory_is_readable_where_the_storage_covers_all_values():
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    from supervise_probe.torch_state.tensor_copies import is_readable
+
+    class Labelled(torch.Tensor):
+        """It has memory of its own, as images of torchvision."""
+
+    x = torch.randn(8, 6)
+    freed, cut = torch.randn(8, 6), torch.randn(8, 6)
+    parts = freed[2:], cut[4:, 1:]
+    freed.untyped_storage().resize_(0)
+    cut.untyped_storage().resize_(8 * 6 * 4 - 1)
+    for tensor in (x, x.t()[1:3], x[7:], x[:, ::2], torch.nn.Parameter(x), x.as_subclass(Labelled)):
+        assert is_readable(torch, tensor)
+    absent = [*parts, freed, cut, x.to("meta"), x.to_sparse(), TwoTensor(x, x)]
+    for tensor in (*absent, torch._efficientzerotensor((3,)), torch.empty(0, 3)):
+        assert not is_readable(torch, tensor)
+    assert is_readable(torch, cut[:7])
