@@ -11,7 +11,6 @@ Nothing is ever un-patched: that would fail the guards of compiled code. The swi
 from __future__ import annotations
 
 import functools
-import types
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
@@ -85,7 +84,7 @@ def _around_backward(
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if gate.in_backward or gate.absent():
             return original(tensors, *args, **kwargs)
-        if isinstance(tensors, types.GeneratorType):
+        if hasattr(tensors, "__next__"):  # one pass is all that an iterator gives
             tensors = tuple(tensors)
         index = RETAIN_GRAPH - 1
         before_backward(tensors, args[index] if len(args) > index else kwargs.get("retain_graph"))

@@ -44,6 +44,36 @@ def test_models_are_saved_and_copied_without_a_trace(probed, bare):
     assert bare.run(code).output == [{"shape": [1, 4]}]
 
 
+ITERATORS = """
+def losses():
+    return (F.cross_entropy(model(torch.randn(8, 8)), torch.arange(8) % 4) for _ in range(2))
+
+for make in (list, tuple, iter, lambda some: map(lambda x: x, some), lambda some: some):
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.autograd.backward(make(losses()))
+        nn.utils.clip_grad_norm_(make(model.parameters()), 0.01)
+        nn.utils.clip_grad_value_(make(model.parameters()), 0.001)
+        optimizer.step()
+optimizer = torch.optim.SGD(iter([model[0].weight]), lr=0.1)
+optimizer.add_param_group({"params": map(lambda p: p, model[2].parameters())})
+scaler = torch.amp.GradScaler("cpu")
+for _ in range(3):
+    optimizer.zero_grad()
+    torch.autograd.backward(scaler.scale(losses()))
+    scaler.step(optimizer)
+    scaler.update()
+finish(model)
+"""
+
+
+def test_iterators_reach_torch_whole(probed, bare):
+    """Losses, parameters and groups of them may be given as anything that ends after one pass."""
+    job, straight = probed.run(MODEL + ITERATORS), bare.run(MODEL + ITERATORS)
+    assert job.output == straight.output and job.err == ""
+    assert len(job.frames) == 13 and None not in job.column("train_loss")
+
+
 FREED = """
 import gc, weakref
 gc.disable()
