@@ -74,6 +74,51 @@ def test_iterators_reach_torch_whole(probed, bare):
     assert len(job.frames) == 13 and None not in job.column("train_loss")
 
 
+CLONED = """
+def clone_module(module, copy_attributes):
+    clone = module.__new__(type(module))
+    copy_attributes(clone, module)
+    for name in ("_parameters", "_buffers", "_modules"):
+        clone.__dict__[name] = module.__dict__[name].copy()
+    for name, p in module._parameters.items():
+        clone._parameters[name] = p.clone()
+    for name, child in module._modules.items():
+        clone._modules[name] = clone_module(child, copy_attributes)
+    return clone
+
+def replaced(clone, module):
+    clone.__dict__ = module.__dict__.copy()
+
+def updated(clone, module):
+    clone.__dict__.update(module.__dict__)
+
+def adapt(module, gradients):
+    for child in module.modules():
+        for name, p in child._parameters.items():
+            child._parameters[name] = p - 0.5 * next(gradients)
+
+for way in (replaced, updated):
+    for _ in range(5):
+        x, y = torch.randn(16, 8), torch.randn(16, 4)
+        optimizer.zero_grad()
+        learner = clone_module(model, way)
+        loss = F.mse_loss(learner(x), y)
+        adapt(learner, iter(torch.autograd.grad(loss, [*learner.parameters()], create_graph=True)))
+        (F.mse_loss(learner(x), y) + F.mse_loss(model(x), y)).backward()
+        optimizer.step()
+finish(model, learner.train(False))
+model = optimizer = None
+emit(alone=learner(x).sum().item())
+"""
+
+
+def test_a_module_with_the_attributes_of_another_runs_its_own_weights(probed, bare):
+    """Of clones that copy the whole dict, as MAML makes them; also when the original is gone."""
+    job, straight = probed.run(MODEL + CLONED), bare.run(MODEL + CLONED)
+    assert job.output == straight.output and job.err == ""
+    assert len(job.frames) == 10 and None not in job.column("batch_fingerprint")
+
+
 FREED = """
 import gc, weakref
 gc.disable()
