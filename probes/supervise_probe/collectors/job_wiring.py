@@ -24,6 +24,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
+from ..runtime.guard import is_from_signal_handler
 from ..torch_state.structure import FSDP1, WRAPPER
 from . import Collector, MetricSpec
 
@@ -288,7 +289,7 @@ class JobWiringCollector(Collector):
         super().__init__(context)
         self._foreign = foreign
         self._registry, self._position = context.registry, context.position
-        self._reporter = context.reporter
+        self._reporter, self._guard = context.reporter, context.guard
         self._window: Optional[Window] = None
         self.residues: list[Residue] = []
         self._next = self._began = -1  # step of the next window, and of the first one
@@ -511,15 +512,25 @@ class JobWiringCollector(Collector):
     # ── calls of modules ──────────────────────────────────────────────────────────────────────
 
     def _watch_calls(self, window: Window) -> None:
-        norm, reference = self.torch.nn.modules.batchnorm._BatchNorm, weakref.ref(window)
-        targets = frozenset(self._targets)
+        torch, reference = self.torch, weakref.ref(window)
+        norm, targets = torch.nn.modules.batchnorm._BatchNorm, frozenset(self._targets)
+        guard = self._guard
+        part = guard.part("job_wiring")
 
-        def see(module: Any, inputs: Any) -> None:
+        def look(module: Any, inputs: Any) -> None:
             alive = reference()
             if alive is not None and (module.training or id(module) in targets):
                 alive.called.add(id(module))
-                if isinstance(module, norm) and inputs:
+                if isinstance(module, norm) and inputs and type(inputs[0]) is torch.Tensor:
                     alive.rows = len(inputs[0])
+
+        def see(module: Any, inputs: Any) -> None:
+            try:  # `guard.run` would look at the clock for each layer
+                look(module, inputs)
+            except Exception as error:  # inside the job's forward nothing may be raised
+                if is_from_signal_handler(error):
+                    raise
+                guard.failed(part, error)
 
         window.hook = self.torch.nn.modules.module.register_module_forward_pre_hook(see)
 

@@ -23,6 +23,7 @@ from operator import add
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
+from ..runtime.guard import is_from_signal_handler
 from ..torch_state.records import Average
 from . import Collector, MetricSpec
 
@@ -271,6 +272,8 @@ class SketchCollector(Collector):
                     self._saw(index, gradient.detach())
                 self._sets.spent(self.SAMPLED, thread_time_ns() - began)
             except Exception as error:  # inside the job's backward nothing may be raised
+                if is_from_signal_handler(error):
+                    raise
                 self._guard.failed(self._guard.part("sketch"), error)
 
         return arrived

@@ -347,6 +347,41 @@ def test_a_program_that_is_meant_so_is_silent_and_keeps_its_weights(probed, bare
     assert job.output[-1] == run(bare, HEALTHY[name]).output[-1]
 
 
+OWN_INPUTS = """
+class Sparse:
+    def __init__(self, values):
+        self.values = values
+
+class SparseNorm(nn.BatchNorm1d):
+    def forward(self, x):
+        return Sparse(super().forward(x.values))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(8, 8), SparseNorm(8), nn.Linear(8, 1)
+        self.unused = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.norm(Sparse(self.inner(x))).values)
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for _ in range(24):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).pow(2).mean().backward()
+    optimizer.step()
+finish(model)
+"""
+
+
+def test_a_norm_of_objects_without_a_length_is_called_as_without_the_probe(probed, bare):
+    """As of libraries for sparse tensors, beside a layer whose calls are looked at."""
+    job, straight = probed.run(OWN_INPUTS), bare.run(OWN_INPUTS)
+    assert job.output == straight.output and job.err == ""
+    assert len(job.frames) == 24 and "collector-off" not in job.kinds()
+
+
 def test_a_model_that_an_evaluation_leaves_in_eval_mode_is_reported_within_ten_steps(probed):
     job = run(
         probed,
