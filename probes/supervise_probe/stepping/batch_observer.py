@@ -117,7 +117,7 @@ class BatchObserver:
         lives = [mark is None or mark() is not None for mark, _ in self._losses]
         if all(lives) or not (even_all or any(lives)):
             return
-        self._count_left_out()
+        self._guard.run(self._discards_part, self._count_left_out)
         ends = [end for _, end in self._losses]
         needed = {end for end, lives_on in zip(ends, lives) if lives_on}
         inputs, begin = [], 0
@@ -134,11 +134,11 @@ class BatchObserver:
         for (mark, end), (*_, value) in zip(self._losses, self._targets):
             if mark is not None and mark() is None and value is not None:
                 unclaimed[end] = unclaimed.get(end, 0.0) + value
-        self._guard.run(self._discards_part, self._discards.losses, unclaimed.values())
+        self._discards.losses(unclaimed.values())
 
     def _no_backward(self) -> None:
         """Forwards come, and no backward, as of a job that leaves out all of its batches."""
-        self._count_left_out()
+        self._guard.run(self._discards_part, self._count_left_out)
         self._guard.run(self._discards_part, self._discards.goes_on)
         self.look()
 
