@@ -1,5 +1,6 @@
 """Inputs and losses that wait for a backward: what is left of them where none comes."""
 
+from collections import UserDict
 from types import SimpleNamespace
 
 from supervise_probe.runtime.guard import Guard
@@ -40,3 +41,14 @@ def test_losses_on_several_devices_raise_nothing_in_the_job():
         forward_without_backward(observer, losses=2)
     assert off == [("discards", off[0][1])] and "same device" in off[0][1]
     assert len(looks) > FORWARDS
+
+
+def test_an_input_that_cannot_be_looked_at_raises_nothing_in_the_job():
+    def refuse(value):
+        raise RuntimeError("no such tensor")
+
+    batch = SimpleNamespace(inputs=SimpleNamespace(without_graph=refuse), saw=lambda values: None)
+    tokens = SimpleNamespace(scalars=SimpleNamespace(value=None))
+    observer = BatchObserver(Guard(lambda *_: None), batch, tokens, None, None, None)
+    observer.inputs((1,), {"mask": UserDict()})
+    assert observer.went_in

@@ -87,6 +87,23 @@ class Inputs:
             level = inner[:MOST]
         return mask
 
+    def without_graph(self, value: Any, levels: int = DEPTH) -> Any:
+        """Return what `find` and `every` see of a value; it holds no graph, and no other object."""
+        if isinstance(value, self._tensor):
+            return value.detach() if value.requires_grad else value
+        if levels < 2:
+            return None
+        if isinstance(value, (dict, UserDict)):
+            data = value if isinstance(value, dict) else own_attributes(value).get("data")
+            if not isinstance(data, dict):
+                return None
+            items = islice(dict.items(data), MOST)
+            inner = {key: self.without_graph(item, levels - 1) for key, item in items}
+            return inner if data is value else UserDict(inner)
+        contents = islice(_contents(value), MOST)
+        kind = list if isinstance(value, list) else tuple
+        return kind(self.without_graph(item, levels - 1) for item in contents)
+
     def every(self, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the tensors of all levels."""
         level = list(values)
@@ -148,6 +165,7 @@ class BatchCollector(Collector):
     Hashes on the device where the batch is; only the hash travels.
 
     Attributes:
+        inputs: finds the tensors of a call.
         seen: something that went into the model was hashed.
         on_device: the hash of the newest step is known a step late only.
     """
@@ -164,7 +182,7 @@ class BatchCollector(Collector):
         self._layouts: dict[Any, Layout] = {}
         self._integers = (self.torch.int64, self.torch.int32)
         self._strided = self.torch.strided
-        self._inputs = Inputs(self.torch)
+        self.inputs = Inputs(self.torch)
         self._views = {
             1: self.torch.uint8,
             2: self.torch.int16,
@@ -187,7 +205,7 @@ class BatchCollector(Collector):
         """These came out of a loader."""
         tensor = self._first_tensor(values)
         if tensor is None:
-            inner = self._inputs.find(values)
+            inner = self.inputs.find(values)
             tensor = inner and inner.tensor
         if tensor is not None and is_readable(self.torch, tensor):
             digest = self._digest_of(values, tensor, of_all=self._of_all)
@@ -195,7 +213,7 @@ class BatchCollector(Collector):
 
     def digest_of_memory(self, batch: Any) -> Optional[int]:
         """Return a number for all tensors of a batch, None where the host does not have them."""
-        tensors = list(islice(self._inputs.every([batch]), SEVERAL_INPUTS))
+        tensors = list(islice(self.inputs.every([batch]), SEVERAL_INPUTS))
         if not tensors or not all(map(self._reads, tensors)):
             return None
         digests = (_digest_of_memory(tensor, self._layouts, MANY_PIECES) for tensor in tensors)
@@ -206,7 +224,7 @@ class BatchCollector(Collector):
         self._forwards += 1
         tensor = counted = self._first_tensor(values)
         if tensor is None:
-            inner = self._inputs.find(values)
+            inner = self.inputs.find(values)
             if inner is None:
                 return None
             tensor = inner.tensor
@@ -300,7 +318,7 @@ class BatchCollector(Collector):
     def _digest_of(self, values: Iterable[Any], tensor: Any, *, of_all: bool) -> Any:
         digest = self._digest(tensor, MANY_PIECES if of_all else FEW_PIECES)
         if of_all:
-            for other in islice(self._inputs.every(values), SEVERAL_INPUTS):
+            for other in islice(self.inputs.every(values), SEVERAL_INPUTS):
                 if other is not tensor and self._reads(other):
                     digest = self._mix(digest, self._digest(other))
         return digest

@@ -34,6 +34,7 @@ class _Mark:
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+NOTHING: Call = (), {}
 Loss = tuple["Optional[weakref.ref[_Mark]]", int]  # its mark, and how many inputs came before it
 
 
@@ -66,9 +67,17 @@ class BatchObserver:
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """These go into the model."""
-        self._inputs.append((args, kwargs))
+        self._inputs.append(
+            self._guard.run(self._batch_part, self._copied, args, kwargs) or NOTHING
+        )
         if len(self._inputs) > FORWARDS:
             self._no_backward()
+
+    def _copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return the tensors of a call without what they were computed from, which is large."""
+        without_graph = self._batch.inputs.without_graph
+        named = {name: without_graph(value) for name, value in kwargs.items()}
+        return tuple(map(without_graph, args)), named
 
     def targets(self, target: Any, ignored: int, loss: Any, reduction: str, result: Any) -> None:
         """A loss was taken against these class indices; `ignored` is none of them.
