@@ -167,17 +167,15 @@ def test_a_rate_that_the_optimizer_puts_in_place_of_a_shared_one_is_its_own(rate
     assert rates_of(optimizer) == [0.5, 0.25, 0.5]
 
 
-def test_new_optimizers_have_the_heap_scanned_twice_and_then_seldom():
-    """A scan takes half a second in a large heap, and a job may make an optimizer for each sample.
+def installed(clock):
+    """A registry that hears of modules and optimizers of two classes, and these.
 
-    Modules and optimizers are of classes of the test: torch itself is not wrapped in this process.
+    They are of the test: torch itself is not wrapped in this process.
     """
     module = type("Module", (torch.nn.Linear,), {})
     optimizer = type("Optimizer", (torch.optim.SGD,), {})
     before = [module(2, 2) for _ in range(5)]
-    seconds = count(0, 10**9)  # each look at the clock is a second later
-    registry = Registry(clock=lambda: next(seconds))
-    nothing = SimpleNamespace()
+    registry, nothing = Registry(clock=clock), SimpleNamespace()
     registry.install(
         SimpleNamespace(
             nn=SimpleNamespace(Module=module, modules=SimpleNamespace(module=nothing)),
@@ -186,6 +184,13 @@ def test_new_optimizers_have_the_heap_scanned_twice_and_then_seldom():
             cuda=SimpleNamespace(amp=nothing),
         )
     )
+    return registry, module, optimizer, before
+
+
+def test_new_optimizers_have_the_heap_scanned_twice_and_then_seldom():
+    """A scan takes half a second in a large heap; a job may make an optimizer for each sample."""
+    seconds = count(0, 10**9)  # each look at the clock is a second later
+    registry, module, optimizer, before = installed(lambda: next(seconds))
     first = optimizer(before[0].parameters(), lr=0.1)
     assert registry.roots() == [before[0]] and {*registry.modules} == {*before}
     samples = [torch.zeros(2, requires_grad=True) for _ in range(3)]
@@ -202,3 +207,23 @@ def test_new_optimizers_have_the_heap_scanned_twice_and_then_seldom():
     optimizers.append(optimizer([samples[0]], lr=0.1))
     registry.roots()
     assert {*registry.modules} == {*before, *late}
+
+
+def test_a_new_optimizer_of_a_tensor_of_no_module_walks_through_no_module():
+    """As for each sample, beside a large model that is frozen."""
+    registry, module, optimizer, before = installed(lambda: 0)
+    walks = []
+
+    class Walked(module):
+        def named_parameters(self, *args, **kwargs):
+            walks.append(self)
+            return super().named_parameters(*args, **kwargs)
+
+    frozen = Walked(2, 2)
+    registry.modules.add(frozen)
+    sample = torch.zeros(2, requires_grad=True)
+    made = [optimizer([sample], lr=0.1)]
+    assert registry.roots() == [] and not walks
+    made.append(optimizer(frozen.parameters(), lr=0.1))
+    assert registry.roots() == [frozen] and walks
+    assert {*before} < {*registry.modules}
