@@ -2,19 +2,22 @@
 
 The supervisor and the probe import nothing of it: each program is run by its path,
 `python -I .../supervise_offline/verify.py`. Needs only torch. Python 3.9. Here is what several of
-them need: torch, and the index of the tokens of a training.
+them need: torch, the manners of a process beside a job, and the index of the tokens of a training.
 """
 
 import array
 import json
 import mmap
 import os
+import resource
 import site
 import sys
 from bisect import bisect_left
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
+MEMORY = 2 << 30  # bytes; project default
 HEAD = 4096  # bytes of an index before its hashes
 PLACES = 64  # of one gram that are looked at
 MASK = (1 << 64) - 1
@@ -32,6 +35,16 @@ def find_torch() -> Any:
         extra = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path += [site.getusersitepackages(), *filter(None, extra)]
         return import_module("torch")
+
+
+def give_way(niceness: int, memory: int = MEMORY) -> None:
+    """Let everybody else go first, and be killed first."""
+    with suppress(OSError):
+        os.nice(niceness)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 class IndexedFile(NamedTuple):

@@ -31,7 +31,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import TokenIndex, find_torch, rebuild, verify
+    from supervise_offline import TokenIndex, find_torch, give_way, rebuild, verify
     from supervise_offline.generation import (
         EARLIER,
         SEED,
@@ -40,7 +40,7 @@ try:
         TextModel,
         compare_rates,
     )
-    from supervise_offline.mechanisms import give_way, trace_of_hessian
+    from supervise_offline.mechanisms import trace_of_hessian
     from supervise_offline.rebuild import FAILED, RESTORED, UNKNOWN, UnknownError
 finally:
     sys.path.remove(ROOT)

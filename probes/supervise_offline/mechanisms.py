@@ -21,21 +21,18 @@ arXiv:1810.01075, for the tail; Clauset et al., arXiv:0706.1062, for its fit.
 import json
 import math
 import os
-import resource
 import sys
 import time
-from contextlib import suppress
 from typing import Any, BinaryIO, Callable, NamedTuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import find_torch
+    from supervise_offline import find_torch, give_way
 finally:
     sys.path.remove(ROOT)
 
-MEMORY = 2 << 30  # bytes; project default
 FIT_FEWEST, FIT_CANDIDATES = 10, 200
 QUERY, KEY, ROUTER = "query", "key", "router"
 SMALL = 1e-30
@@ -282,35 +279,26 @@ def measure_file(torch: Any, path: str) -> dict[str, Any]:
 def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: list[Any], number: int) -> float:
     """Return the mean of v'Hv over that many random v of signs; weights come back as they were."""
     chance = torch.Generator().manual_seed(SEED)
-    kept = [weight.detach().clone() for weight in weights]
-    squares = sum(float(w.double().square().sum()) for w in kept)
-    step = max(1e-6, STEP * math.sqrt(squares / max(1, sum(w.numel() for w in kept))))
+    own_weights = [weight.detach().clone() for weight in weights]
+    squares = sum(float(w.double().square().sum()) for w in own_weights)
+    step = max(1e-6, STEP * math.sqrt(squares / max(1, sum(w.numel() for w in own_weights))))
     total = 0.0
     for _ in range(number):
         signs = [
-            torch.randint(0, 2, w.shape, generator=chance).to(w.dtype).mul_(2).sub_(1) for w in kept
+            torch.randint(0, 2, w.shape, generator=chance).to(w.dtype).mul_(2).sub_(1)
+            for w in own_weights
         ]
         for side in (1.0, -1.0):
             with torch.no_grad():
-                for weight, own, sign in zip(weights, kept, signs):
+                for weight, own, sign in zip(weights, own_weights, signs):
                     weight.copy_(own + side * step * sign)
             for sign, grad in zip(signs, torch.autograd.grad(loss(), weights, allow_unused=True)):
                 if grad is not None:
                     total += side * float((grad.double() * sign).sum()) / (2.0 * step)
     with torch.no_grad():
-        for weight, own in zip(weights, kept):
+        for weight, own in zip(weights, own_weights):
             weight.copy_(own)
     return total / number
-
-
-def give_way(niceness: int, memory: int = MEMORY) -> None:
-    """Let everybody else go first, and be killed first."""
-    with suppress(OSError):
-        os.nice(niceness)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from supervise.checkpoints import (
 )
 from supervise.cli import invoke
 from supervise.core.model import Evaluate
-from supervise_probe.torch_state.structure import StructureError, pickle_structure
+from supervise_probe.torch_state import StructureError, pickle_structure
 from tests.support.supervised_run import FAST_TORCH
 
 torch = pytest.importorskip("torch")
@@ -744,7 +744,7 @@ def test_a_model_whose_class_cannot_be_named_has_no_structure():
 SCRIPT = """
 import os, sys, torch
 sys.path[:0] = [{probes!r}]
-from supervise_probe.torch_state.structure import pickle_structure
+from supervise_probe.torch_state import pickle_structure
 {begin}
 class Net(torch.nn.Linear):
     pass

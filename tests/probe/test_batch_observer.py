@@ -3,7 +3,7 @@
 from collections import UserDict
 from types import SimpleNamespace
 
-from supervise_probe.runtime.guard import Guard
+from supervise_probe.runtime import Guard
 from supervise_probe.stepping.batch_observer import FORWARDS, BatchObserver
 
 

@@ -11,7 +11,7 @@ from supervise.runtime import Segment
 from supervise_probe.ipc import fences
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer
-from supervise_probe.runtime.guard import WINDOW, Guard
+from supervise_probe.runtime import WINDOW, Guard
 
 WAIT_S = 0.1
 

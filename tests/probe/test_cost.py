@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.runtime.guard import WINDOW, Guard
+from supervise_probe.runtime import WINDOW, Guard
 from supervise_probe.sampling.sample_sets import RARE, SAMPLES, Budget, Pace, SampleSets, Unrest
 from supervise_probe.sampling.schedule import LOOK_NS, SamplingSchedule
 

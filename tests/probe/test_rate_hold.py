@@ -4,8 +4,7 @@ from collections import deque
 
 import pytest
 
-from supervise_probe.torch_state import learning_rate
-from supervise_probe.torch_state.learning_rate import TRAIL_LENGTH, RateHold
+from supervise_probe.torch_state import TRAIL_LENGTH, RateHold, healthy_rate, record_rates
 
 SLOPE = [0.1 * 1.02**n for n in range(20)]
 
@@ -13,7 +12,7 @@ SLOPE = [0.1 * 1.02**n for n in range(20)]
 def trail(*rates):
     found = deque(maxlen=TRAIL_LENGTH)
     for step, rate in enumerate(rates):
-        learning_rate.record_rates(found, step, [rate])
+        record_rates(found, step, [rate])
     return found
 
 
@@ -38,13 +37,13 @@ def trail(*rates):
     ],
 )
 def test_the_last_healthy_rate(rates, before, healthy):
-    assert learning_rate.healthy_rate(trail(*rates), 0, before) == healthy
-    assert learning_rate.healthy_rate(trail(*rates), 1, before) is None
+    assert healthy_rate(trail(*rates), 0, before) == healthy
+    assert healthy_rate(trail(*rates), 1, before) is None
 
 
 def test_a_run_that_went_back_forgets_what_came_after():
     found = trail(*SLOPE, 3.0)
-    learning_rate.record_rates(found, 10, [0.2])
+    record_rates(found, 10, [0.2])
 
     assert [step for step, _ in found] == [*range(10), 10]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise_probe.savepoints.controller import FREE_NS, TimeShare
+from supervise_probe.savepoints import FREE_NS, TimeShare
 
 MS = 1_000_000
 

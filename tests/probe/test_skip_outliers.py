@@ -14,7 +14,7 @@ from supervise_probe.safeguards.bad_steps import (
     OutlierRule,
     SkipOutliers,
 )
-from supervise_probe.torch_state.structure import replicated_parameters
+from supervise_probe.torch_state import replicated_parameters
 
 BAD = "the weights are bad: the probe batch has a loss of 3.1, and had 2"
 

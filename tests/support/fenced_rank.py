@@ -29,7 +29,7 @@ from supervise_probe.collectors.quarantine import QuarantineCollector as Quarant
 from supervise_probe.context import Config, Reporter
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer
-from supervise_probe.runtime.guard import Guard
+from supervise_probe.runtime import Guard
 
 
 class Rate:

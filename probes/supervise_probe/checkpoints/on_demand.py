@@ -89,10 +89,10 @@ class Learner:
         """
         return self._entry("", "", content, 0, False)
 
-    def _entry(self, path: str, key: str, value: Any, depth: int, held: bool) -> Layout:
-        """`held`: whether a variable holds a container that the value is in."""
+    def _entry(self, path: str, key: str, value: Any, depth: int, in_container: bool) -> Layout:
+        """`in_container`: whether a variable holds a container that the value is in."""
         if isinstance(value, self._torch.Tensor):
-            return self._tensor(path, value, held)
+            return self._tensor(path, value, in_container)
         generator = self._generator(value) if isinstance(value, (dict, list, tuple)) else None
         if generator is not None:
             return Layout(generator, True, set())
@@ -102,26 +102,29 @@ class Learner:
                 kind, owner = state_dict
                 return Layout(state_dict_builder(path, weakref.ref(owner)), True, {kind})
         if type(value) in (dict, OrderedDict, list, tuple) and depth < DEPTH:
-            return self._container(path, value, depth, held)
+            return self._container(path, value, depth, in_container)
         if type(value) in PLAIN:
             return Layout(self._plain(path, key, value), False, set())
-        return self._variable(path, value, held)
+        return self._variable(path, value, in_container)
 
-    def _variable(self, path: str, value: Any, held: bool) -> Layout:
+    def _variable(self, path: str, value: Any, in_container: bool) -> Layout:
         holders = self._variables.holders(value)
-        if not (holders or held):
+        if not (holders or in_container):
             raise Refused(_unknown(path))
         return Layout(first_builder(holders, unknown_builder(path)), False, set())
 
-    def _container(self, path: str, value: Any, depth: int, held: bool) -> Layout:
+    def _container(self, path: str, value: Any, depth: int, in_container: bool) -> Layout:
         # The whole is made for this save. As it has state that every save computes, it is built.
         holders = self._variables.holders(value) if depth else []
-        held = held or bool(holders)
+        in_container = in_container or bool(holders)
         pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
         kind = type(value)
         keys = [key for key, _ in pairs]
         dot = "." if path else ""
-        parts = [self._entry(f"{path}{dot}{k}", str(k), item, depth + 1, held) for k, item in pairs]
+        parts = [
+            self._entry(f"{path}{dot}{k}", str(k), item, depth + 1, in_container)
+            for k, item in pairs
+        ]
 
         def build(now: Sources) -> Any:
             built = [part.build(now) for part in parts]
@@ -133,7 +136,7 @@ class Learner:
 
     # ── sources of a value ───────────────────────────────────────────────────────────────────
 
-    def _tensor(self, path: str, tensor: Any, held: bool) -> Layout:
+    def _tensor(self, path: str, tensor: Any, in_container: bool) -> Layout:
         generator = self._generator(tensor)
         if generator is not None:
             return Layout(generator, True, set())
@@ -143,7 +146,7 @@ class Learner:
             member = self._members.get(_memory(tensor))
             if member is not None:
                 return Layout(member_builder(path, *member), True, {"module"})
-        return self._variable(path, tensor, held)
+        return self._variable(path, tensor, in_container)
 
     def _index_members(self) -> dict[Any, tuple[Any, str, str]]:
         """Return module, table and name of all parameters and buffers, by their memory."""

@@ -4,8 +4,7 @@ Two gradients of one step suffice, from a small batch and from a large one that 
 |g_small|^2 and |g_large|^2 differ in expectation by the noise alone. Under accumulation the small
 one is that of the first backward, which is looked at when the second begins; with several ranks it
 is the rank's own before the reduction, of a few parameters (see `SketchCollector`). With neither
-there is no second size, and nothing is published. The two estimates are averaged apart, then
-divided: the ratio of a single step says nothing.
+nothing is published. Both estimates are averaged apart: the ratio of one step says nothing.
 
 Batches of one step must be alike: the backwards of a step count as parts of one batch where a
 forward of the outermost module stands in front of each. Several losses of one batch are no

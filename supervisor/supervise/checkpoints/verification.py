@@ -559,7 +559,7 @@ UNEVALUATED = {
 def seconds_between_saves(entries: Sequence[Entry]) -> float:
     """Return the seconds between the saves of the two newest steps; infinite for fewer."""
     saves = {entry.step: entry.saved for entry in entries if entry.saved}
-    newest = [datetime.fromisoformat(saved) for saved in [*saves.values()][-2:]]
+    newest = [datetime.fromisoformat(at) for at in [*saves.values()][-2:]]
     return (newest[-1] - newest[0]).total_seconds() if len(newest) > 1 else math.inf
 
 

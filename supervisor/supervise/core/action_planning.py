@@ -299,8 +299,8 @@ def explain_other_data(
     old, outcome = incident.deferred.weights_check, result.read(Outcome)
     if monitor is None or band is None or outcome.loss is None or _has_tokens(monitor):
         return ""
-    if (held := _held_data(state, incident, order, result)) is not None:
-        return held.text
+    if (reason := _held_data(state, incident, order, result)) is not None:
+        return reason.text
     probe, usual = outcome.loss, band.forecast(monitor.step)
     if old is None or not 0.0 < usual * probe < math.inf:
         return ""

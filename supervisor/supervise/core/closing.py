@@ -2,9 +2,8 @@
 
 Weights that were good for some steps at a rate, and then went bad again at it, have tested the
 rate as the cause. Then the runbook that went back runs again with half of that rate, before
-anything is given up, as far as its budgets reach. A rollback after which the loss was never
-good tells nothing of the rate, nor does one that takes the loop back to meet the same step
-again.
+anything is given up, as far as its budgets reach. A rollback after which the loss was never good
+tells nothing of the rate, nor does one that takes the loop back to meet the same step again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from . import (
 )
 from .diagnosis import RATE
 from .frames import LOSS
-from .incident import CLOSED, HELD, Incident, RunbookExecution
+from .incident import CLOSED, Incident, RunbookExecution
 from .model.decisions import (
     CLEARED,
     JOB_ENDED,
@@ -69,11 +68,8 @@ def hold_incident(
         remedies: a remedy was to help, and no other is left.
     """
     policy, state = ctx.policy, ctx.state
-    held_first = reasons.IncidentHeldFirst(incident=incident.id)
-    approvals.settle_request(ctx, "withdrawn", held_first)
-    incident.phase, incident.is_held, incident.deferred.retry = HELD, True, None
-    if incident.run is not None and not incident.run.is_busy():  # only one is performed at a time
-        incident.run = None
+    approvals.settle_request(ctx, "withdrawn", reasons.IncidentHeldFirst(incident=incident.id))
+    incident.hold()
     state.rules.reported.clear()  # what fires from now on is answered by nobody else
     state.rules.growing.clear()
     rule_news.record_breaches(policy, state, incident)  # but for what the message is about

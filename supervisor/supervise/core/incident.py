@@ -538,6 +538,12 @@ class Incident:
         """Whether it is an operator's order only, and no rule fired in it."""
         return bool(self.ordered_by) and not self.rules
 
+    def hold(self) -> None:
+        """Nothing of its own is started any more; what is being performed comes to its end."""
+        self.phase, self.is_held, self.deferred.retry = HELD, True, None
+        if self.run is not None and not self.run.is_busy():
+            self.run = None
+
     def reopen(self) -> None:
         """Nothing is under way: it is held as before, or watched until it was quiet long enough."""
         self.phase, self.ending.quiet_since = HELD if self.is_held else OPEN, None

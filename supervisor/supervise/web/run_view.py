@@ -466,7 +466,7 @@ class RunView:
     def _requests(self, newest: Status, path: str, about: Mapping[str, Any]) -> Iterator[Need]:
         """Yield the requests that wait, with the commands that answer them."""
         age_s = seconds_since(newest.updated_wall, _now()) or 0.0
-        settled = {asked.unanswered for asked in self._outcome.incidents.values()}
+        settled = {outcome.unanswered for outcome in self._outcome.incidents.values()}
         # The status is older than the log: a request may have been replaced since.
         for request in (r for r in newest.approvals if r.id not in settled):
             plan = "; ".join(formats.describe_action(s.verb, s.args) for s in request.steps)

@@ -253,7 +253,7 @@ def test_memory_is_readable_where_the_storage_covers_all_values():
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
-    from supervise_probe.torch_state.tensor_copies import is_readable
+    from supervise_probe.torch_state import is_readable
 
     class Labelled(torch.Tensor):
         """It has memory of its own, as images of torchvision."""

@@ -6,12 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from supervise_probe.runtime.scalars import Scalars
-from supervise_probe.savepoints.manager import CannotRestore, SavepointManager
-from supervise_probe.savepoints.training_state import StateWatch
-from supervise_probe.torch_state.learning_rate import LearningRate, RateHold, Warmup
-from supervise_probe.torch_state.records import OptimizerInfo, Optimizers
-from supervise_probe.torch_state.registry import Registry
+from supervise_probe.runtime import Scalars
+from supervise_probe.savepoints import CannotRestore, SavepointManager, StateWatch
+from supervise_probe.torch_state import (
+    LearningRate,
+    OptimizerInfo,
+    Optimizers,
+    RateHold,
+    Registry,
+    Warmup,
+)
 
 
 @pytest.fixture
