@@ -6,8 +6,17 @@ snapshot of it is still being written.
 
 from __future__ import annotations
 
-from supervise.actions import Snapshot, Stop
-from supervise.core.model import Approval, Beat, Frame, Ladder, Refused, Tick
+from supervise.actions import Relaunch, Snapshot, Stop
+from supervise.core.model import (
+    Approval,
+    Beat,
+    Frame,
+    JobSettings,
+    Ladder,
+    Refused,
+    RelaunchSettings,
+    Tick,
+)
 from supervise.detectors import Absence
 
 from .conftest import (
@@ -21,6 +30,7 @@ from .conftest import (
     policy,
     rules_of,
     runbook_of,
+    save,
 )
 
 HIGH = above("train_loss_raw", 5.0)
@@ -157,3 +167,35 @@ def test_a_hold_outlives_a_runbook_that_was_withdrawn_in_it():
     assert story.state.incident.phase == "held"
     assert story.say("release").data["ok"]
     assert story.state.incident is None
+
+
+def test_a_no_while_the_job_is_being_restarted_holds_until_it_is_released():
+    """The restart goes on, and nothing of the hold is lost behind it."""
+    detectors = {"high": HIGH, "wild": above("grad_global_norm", 9.0)}
+    again = runbook_of("again", Snapshot(), Relaunch(rewarm=0), Verify(clear_for=5))
+    story = Story(
+        policy(
+            **rules_of(detectors, ("high", "SEV1", "back"), ("wild", "SEV0", "again")),
+            runbooks={"back": runbook_of("back", Touch(), Verify()), "again": again},
+            ladder=Ladder(("back", "hold")),
+            budgets=AMPLE,
+            approvals={"touch": Approval()},
+            job=JobSettings(relaunch=RelaunchSettings()),
+        ),
+        answer=lambda action: None if action.endswith("relaunch") else {},
+    )
+    story.frames(2.0, times=60)
+    save(story, "a", 19)
+    story.frames(9.0)
+    story.frames(2.0, grad=20.0)
+    story.exit(-15)
+    assert story.say("deny", id="ask-1").data["ok"]
+    assert story.state.machine == "holding"
+    story.launch(2, 1)
+    story.announce(0, 1, 2)
+    story.finish(story.actions()[-1], {"attempt": 1})
+    story.attempt, story.step = 1, 19
+    story.frames(2.0, times=100)
+    assert story.state.incident.phase == "held"
+    assert story.say("release").data["ok"]
+    assert story.state.incident is None and story.state.machine == "warming"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from supervise.actions import HoldRate, LrScale, Rollback, Snapshot
-from supervise.core.model import Approval, Budget, Ladder, Refused, Runbook
+from supervise.core.model import Approval, Budget, Ladder, Refused, Rule, Runbook
 
 from .conftest import Reach, Touch, Verify, above, messages, rules_of, runbook_of
 
@@ -431,6 +431,18 @@ def test_a_silent_rule_neither_acts_nor_tells_and_speaks_again(tell):
     assert story.actions()[0] == "inc-1/1/0-reach"
     said = story.say("silence", rule="spike", **{"for": 0})
     assert said.data["answer"] == "silence on spike removed"
+
+
+def test_a_rule_of_negations_speaks_again_behind_its_silence(tell):
+    """It holds while nothing is in breach, so no sample of its own says that it is over."""
+    still = Rule("still", lambda codes: 2 - codes[0], "not some", ("some",), "SEV1")
+    rules = {"detectors": {"some": above("train_loss_raw", 0.5)}, "rules": (still,), "inhibit": ()}
+    story = tell(**rules, healthy=50)
+    story.say("silence", rule="still", **{"for": 20})
+    story.frames(0.0, times=10)
+    assert story.state.incident is None
+    story.frames(0.0, times=20)
+    assert story.state.incident.rules == ["still"]
 
 
 def test_an_incident_that_somebody_has_is_not_reminded_of(tell):

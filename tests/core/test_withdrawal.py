@@ -493,3 +493,12 @@ def test_a_loss_that_falls_by_itself_is_waited_for_until_the_probe_batch_has_mov
     if back:
         (started,) = [m for m in messages(story) if "started" in m["title"]]
         assert "the data may have changed" in started["why"]
+
+
+def test_damage_that_the_probe_batch_shows_late_is_taken_back(tell):
+    """Its rows feel less of it at first; the losses that come in do not fall."""
+    story = learned(tell, 2.9, *[7.5] * 9, names=NAMES)
+    feed(story, [*[5.0 + 0.5 * step for step in range(12)], *[11.0, 11.1, 10.9] * 40])
+
+    assert "touch" in verbs(story)
+    assert "other data come in" in story.kinds("abort", "withdrawn")[0].reason

@@ -210,7 +210,7 @@ UNLIKE = 1.25  # times, in logs: more than noise makes of two alike. Project def
 # has lost half as much at most, in logs. In four of five small programs of two tasks that was 0 to
 # 0.5 of it for 8 steps; behind damage that did not heal within 25 steps 0.5 to 2. Project defaults.
 HELD, DOUBLED, FEWEST, NEWEST = 0.5, 2.0, 3, 4
-HELD_AGAIN = 0.8  # where it was so before: the old data are forgotten little by little
+HELD_AGAIN = 0.8  # where the new data are being learned, so that the old are forgotten
 FAR_APART = 2.0  # times, in logs, of two rows of which nobody said that they were good
 
 
@@ -336,7 +336,13 @@ def _held_data(
     newer = min(newest)
     if was <= 0.0 or usual <= 0.0 or not DOUBLED * usual < newer < math.inf:
         return None
-    share = HELD if old is None or not old.other_data else HELD_AGAIN
+    course, rise = loss_course_since(state, incident, incident.breach_step), None
+    if old is not None:
+        rise = loss_course_since(state, incident, old.step)
+    if rise is not None and rise.change > 0.0:
+        return None
+    is_learned = old is not None and old.other_data and course is not None and course.fallen
+    share = HELD_AGAIN if is_learned else HELD
     if math.log(probe / was) >= share * math.log(newer / usual):
         return None
     return reasons.OldDataHeld(newer=newer, usual=usual, probe_before=was, probe=probe)

@@ -74,7 +74,7 @@ def hold_incident(
     state.rules.growing.clear()
     rule_news.record_breaches(policy, state, incident)  # but for what the message is about
     opening.invalidate_attempt(state, incident)
-    if state.job.returncode is not None:
+    if state.job.returncode is not None and incident.run is None:  # else it is being restarted
         state.job.no_restart_reason = reason
         return
     case = incident.case

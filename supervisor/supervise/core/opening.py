@@ -164,10 +164,14 @@ def _add_batches(monitor: RankMonitor, incident: Incident, step: int) -> None:
 
 
 def is_over(monitor: RankMonitor, rule: Rule, watch: RuleWatch) -> bool:
-    """Return whether a rule that fires does so by its `keep`, or by earlier samples alone."""
+    """Return whether a rule that fires does so by its `keep`, or by earlier samples alone.
+
+    One that holds since nothing is in breach, by `not`, holds now.
+    """
     if watch.code != BREACH:
         return watch.code == OK
-    return bool(_leaves(monitor, rule)) and not _has_breach_now(monitor, rule)
+    is_met = any(monitor.codes[i] == BREACH for i in _leaves(monitor, rule))
+    return is_met and not _has_breach_now(monitor, rule)
 
 
 def _has_breach_now(monitor: RankMonitor, rule: Rule) -> bool:

@@ -407,7 +407,7 @@ def _answer(ctx: StepContext, event: OperatorCommand) -> Answer:
 def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
     """End a hold, or take a launch as it is that did not go on from its checkpoint."""
     state, release_text = ctx.state, f"released by {event.operator}"
-    is_held = state.machine == state_machine.HOLDING
+    incident, is_held = state.incident, state.machine == state_machine.HOLDING
     if not is_held and not state.checkpoints.wrong_checkpoint:
         raise Refused(f"nothing to release: automatic actions are on (state: {state.machine})")
 
@@ -421,7 +421,6 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
             "checkpoints that this launch saves from now on are good again", then=take_as_it_is
         )
 
-    incident = state.incident
     if incident is not None and (under_way := describe_action_under_way(incident)):
         return _queued(incident, event, under_way)
 

@@ -696,12 +696,13 @@ def escalate_incident(
         incident.run = RunbookExecution(number, book, incident.severity, failure=failure)
         proceed_runbook(ctx, incident)
         return
+    if incident.is_held:
+        closing.hold_incident(ctx, incident, reason)
+        return
     level_tried = incident.escalation.level
     name, level = next_level(ctx.policy.ladder, level_tried)
     if level_tried < 0 and fallback != HOLD:
         name, level = fallback, level_of(ctx.policy.ladder, fallback, -1)
-    if incident.is_held:
-        name = HOLD
     start_runbook(ctx, incident, name, level, reason, escalated=level_tried >= 0)
 
 
