@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from supervise.core import JobFrames, fold_rank_values
-from supervise.core.model import Frame
+from supervise.core.model import Frame, Gap
 
 from .conftest import NAN, SECOND, above, one_rule
 
@@ -109,6 +109,8 @@ def test_a_rank_that_an_elastic_restart_leaves_out_is_judged_no_more(tell):
     (cleared,) = story.kinds("rule", "cleared")
     assert (cleared.data["rank"], list(story.state.monitors)) == (1, [0])
     story.send(Frame(60 * SECOND, 1, 0, 60, (2.0, 20.0)))  # read late
+    story.send(Gap(60 * SECOND, 1, 61, 3))  # as well
+    assert list(story.state.monitors) == [0]
     for step in range(60, 60 + 1000):
         story.send(Frame(step * SECOND, 0, 0, step, (2.0, 1.0)))
 

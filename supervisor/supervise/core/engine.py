@@ -117,13 +117,7 @@ def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decisi
         runbook_runner.on_action_finished(ctx, event)
         _run_deferred(ctx)
     elif isinstance(event, Gap):
-        text = f"rank {event.rank}: {event.count} frames were lost"
-        ctx.record(
-            FramesMissing(
-                reason=text, rank=event.rank, first_seq=event.first_seq, count=event.count
-            )
-        )
-        _monitor(policy, state, event.rank).lost += event.count
+        _on_gap(ctx, policy, event)
     elif isinstance(event, Notice):
         job_lifecycle.on_notice(ctx, event)
     elif isinstance(event, OperatorCommand):
@@ -150,6 +144,20 @@ def _monitor(policy: Policy, state: State, rank: int) -> RankMonitor:
         monitors[rank] = RankMonitor(policy)
         state.monitors = dict(sorted(monitors.items()))
     return state.monitors[rank]
+
+
+def _is_removed(state: State, rank: int) -> bool:
+    """Return whether an elastic restart left out this rank: what it sent is read late."""
+    return rank >= state.job.world_size and rank not in state.monitors
+
+
+def _on_gap(ctx: StepContext, policy: Policy, event: Gap) -> None:
+    rank, count = event.rank, event.count
+    if _is_removed(ctx.state, rank):
+        return
+    text = f"rank {rank}: {count} frames were lost"
+    ctx.record(FramesMissing(reason=text, rank=rank, first_seq=event.first_seq, count=count))
+    _monitor(policy, ctx.state, rank).lost += count
 
 
 def _on_announced(ctx: StepContext, event: Announced) -> None:
@@ -185,8 +193,7 @@ def _take_frame(ctx: StepContext, base_policy: Policy, frame: Frame | LateFrame)
     if isinstance(frame, LateFrame):
         _take_late_frame(ctx, base_policy, frame)
         return
-    is_removed = frame.rank >= state.job.world_size and frame.rank not in state.monitors
-    if is_removed or frame.attempt < state.job.launched:  # of a process that has ended, read late
+    if _is_removed(state, frame.rank) or frame.attempt < state.job.launched:  # of an ended process
         return
     if frame.rank in attribution.columns:
         attribution.feed(frame, calm=opening.is_training_quiet(state))
