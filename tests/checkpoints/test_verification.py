@@ -16,6 +16,7 @@ import pytest
 
 from supervise.checkpoints import (
     Entry,
+    Evaluation,
     RunPosition,
     VerifierProcess,
     predecessors,
@@ -494,6 +495,28 @@ def test_no_evaluation_begins_once_the_time_behind_the_end_is_over(evaluated):
     assert evaluator.unevaluated() == {"the job ended first": ["ckpt-1"]}
 
 
+def test_behind_the_end_saves_that_were_near_each_other_shorten_no_evaluation(
+    evaluated, monkeypatch
+):
+    """A last save often comes soon after one in its turn."""
+    _, evaluator, save = evaluated(limit_s=100.0)
+    limits = []
+
+    def evaluate(request, python, limit_s):
+        limits.append(limit_s)
+        return Evaluation(reason="not asked")
+
+    monkeypatch.setattr(evaluator.process, "evaluate", evaluate)
+    save("a.pt", 9)
+    save("b.pt", 19)
+    assert evaluator.evaluate_newest()
+    save("last.pt", 20)
+    evaluator.finish()
+    assert evaluator.evaluate_newest()
+
+    assert limits[0] == 30.0 and limits[1] > 90.0
+
+
 def test_the_time_between_two_saves_is_that_of_the_newest_steps():
     """Several files of one step are one save."""
     saves = [(9, 0), (19, 10), (29, 130), (29, 131)]
@@ -503,6 +526,8 @@ def test_the_time_between_two_saves_is_that_of_the_newest_steps():
     ]
 
     assert seconds_between_saves(entries) == 121.0
+    entries.append(Entry("4", "", step=9, saved="2031-05-04T03:04:00.000Z"))  # after a rollback
+    assert seconds_between_saves(entries) == 109.0
     assert seconds_between_saves(entries[:1]) == seconds_between_saves([]) == math.inf
 
 

@@ -504,7 +504,9 @@ class CheckpointEvaluator:
             return Evaluation(reason=ENDS_WITH_JOB)
         half = LEAST_MEMORY if free is None else free // 2
         memory = int((settings.memory_gb or 0.0) * 1e9) or half
-        own_s = max(LEAST_S, seconds_between_saves(self._kept.register.entries) / 2.0)
+        own_s = math.inf  # nothing is saved behind the end of the job
+        if self._end_s == math.inf:
+            own_s = max(LEAST_S, seconds_between_saves(self._kept.register.entries) / 2.0)
         limit_s = min(settings.limit_s, own_s, self._end_s - start_s)
         settings = msgspec.structs.replace(settings, limit_s=limit_s)
         pinned = self._kept.pins.data(entry)
@@ -557,9 +559,12 @@ UNEVALUATED = {
 
 
 def seconds_between_saves(entries: Sequence[Entry]) -> float:
-    """Return the seconds between the saves of the two newest steps; infinite for fewer."""
-    saves = {entry.step: entry.saved for entry in entries if entry.saved}
-    newest = [datetime.fromisoformat(at) for at in [*saves.values()][-2:]]
+    """Return the seconds between the two newest saves of a step; infinite for fewer.
+
+    After a rollback a step may be saved again, behind later ones.
+    """
+    saves = {entry.step: datetime.fromisoformat(entry.saved) for entry in entries if entry.saved}
+    newest = sorted(saves.values())[-2:]
     return (newest[-1] - newest[0]).total_seconds() if len(newest) > 1 else math.inf
 
 
