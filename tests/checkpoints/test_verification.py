@@ -495,6 +495,16 @@ def test_no_evaluation_begins_once_the_time_behind_the_end_is_over(evaluated):
     assert evaluator.unevaluated() == {"the job ended first": ["ckpt-1"]}
 
 
+def test_another_process_of_the_job_takes_back_the_end_of_evaluations(evaluated):
+    _, evaluator, save = evaluated(limit_s=0.01)
+    save("first.pt", 9)
+    evaluator.finish()
+    wait_until(lambda: not evaluator.is_finishing(), "the end of the time")
+    evaluator.on_relaunch()
+
+    assert evaluator.evaluate_newest() and evaluator.count == 1
+
+
 def test_behind_the_end_saves_that_were_near_each_other_shorten_no_evaluation(
     evaluated, monkeypatch
 ):

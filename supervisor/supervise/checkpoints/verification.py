@@ -521,6 +521,10 @@ class CheckpointEvaluator:
         self._rest_until_s = -math.inf
         self._turn_s, self._end_s = now_s + within_s / 2.0, now_s + within_s
 
+    def on_relaunch(self) -> None:
+        """Take back `finish`: another process of the job runs. Thread-safe."""
+        self._turn_s, self._end_s = math.inf, math.inf
+
     def is_finishing(self) -> bool:
         """Whether the newest waits or is under way, and has time. Thread-safe."""
         waiting = [e for e in self._kept.register.entries if e.state == VERIFIED]

@@ -32,7 +32,7 @@ __getattr__ = lazy_exports(
         "late_messages": "Courier, UNDELIVERED_FILE, read_undelivered, write_undelivered",
         "launcher": "Launch, Launcher, first_environment, probe_config",
         "logs": "JobOutput, LogFiles, SupervisorLog",
-        "loop": "forward_save, may_come_back, run_position",
+        "loop": "FinalVerification, forward_save, may_come_back, run_position",
         "nvml_report": "driver_report",
         "output_relay": "OutputLog",
         "preemptor": "Preemptor",

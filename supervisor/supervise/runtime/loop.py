@@ -175,7 +175,7 @@ class FinalVerification:
         self._checkpoints, self._processor, self._print_line = checkpoints, processor, print_line
         self._process: Process | None = None  # the newest whose checkpoints were looked at
         self._next_ns = self._began_ns = 0
-        self._is_finishing = False  # evaluations
+        self._evaluated: Process | None = None  # the newest whose evaluations have an end
 
     def verify_after_exit(self, process: Process) -> bool:
         """Begin with what a process left that has ended; False: that was done, or must not be.
@@ -199,12 +199,18 @@ class FinalVerification:
         evaluator, job = self._checkpoints.evaluator, self._processor.state.job
         if evaluator is None or process.returncode or job.end_requested or job.preempted:
             return False
-        if not self._is_finishing:
-            self._is_finishing = True
+        if process is not self._evaluated:
+            self._evaluated = process
             evaluator.finish()
             self._began_ns = system.monotonic_ns()
             self._next_ns = self._began_ns + FIRST_NS
         return evaluator.is_finishing()
+
+    def on_relaunch(self) -> None:
+        """Evaluate as of a job that runs: an end that a process before it had set is no more."""
+        self._evaluated = None
+        if self._checkpoints.evaluator is not None:
+            self._checkpoints.evaluator.on_relaunch()
 
     def verify_between(self, process: Process, steps: tuple[int, int], within_s: float) -> None:
         """Begin with what a relaunch may go back to: between these steps, both exclusive."""
@@ -217,7 +223,8 @@ class FinalVerification:
         """Return whether it is under way; if so, tell people now and then how far it is."""
         under_way, work = self._checkpoints.is_verifying_now, "verified"
         name = self._checkpoints.being_verified() if under_way else ""
-        if self._is_finishing and not under_way and (evaluator := self._checkpoints.evaluator):
+        evaluator = self._checkpoints.evaluator if self._evaluated is not None else None
+        if evaluator is not None and not under_way and evaluator.is_finishing():
             under_way, work = True, "evaluated"
             name = evaluator.current.label if evaluator.current is not None else ""
         if under_way and now_ns >= self._next_ns and name:
@@ -725,6 +732,7 @@ class App:
             forwarder.attach(process)
             control.replace(process)
         self._launcher.record_launch()
+        self._last_look.on_relaunch()
         self._hardware.reset()
         self._enricher.on_relaunch(self.processor.state.job.failures)
         # Else an earlier supervisor reported it.
