@@ -60,7 +60,7 @@ def test_time_is_told_again_once_an_evaluation_behind_the_end_is_over(final, eva
     assert evaluator.ends == 2
 
 
-@pytest.mark.parametrize("cause", ["end_requested", "preempted"])
+@pytest.mark.parametrize("cause", ["end_requested", "preempted", "stopping"])
 def test_whoever_asked_for_the_end_waits_for_no_evaluation(final, evaluator, job, cause):
     setattr(job, cause, True)
 

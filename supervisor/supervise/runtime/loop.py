@@ -195,9 +195,13 @@ class FinalVerification:
         return True
 
     def evaluate_after_exit(self, process: Process) -> bool:
-        """Return whether the newest checkpoint of a job that succeeded is still being evaluated."""
+        """Return whether the newest checkpoint of a job that succeeded is still being evaluated.
+
+        Whoever asked for the end does not wait.
+        """
         evaluator, job = self._checkpoints.evaluator, self._processor.state.job
-        if evaluator is None or process.returncode or job.end_requested or job.preempted:
+        is_deliberate = job.end_requested or job.preempted or job.stopping
+        if evaluator is None or process.returncode or is_deliberate:
             return False
         if process is not self._evaluated:
             self._evaluated = process
