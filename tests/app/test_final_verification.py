@@ -1,5 +1,6 @@
 """An evaluation behind the end of a process: who waits for it, and until when it hides time."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ class FakeEvaluator:
     """One whose newest checkpoint is never evaluated in time."""
 
     current = None
+    count = 1
 
     def __init__(self):
         self.ends = 0
         self.has_time = False
+        self.by_reason = {}
 
     def finish(self):
         self.ends += 1
@@ -25,6 +28,9 @@ class FakeEvaluator:
 
     def is_finishing(self):
         return self.has_time
+
+    def unevaluated(self):
+        return self.by_reason
 
 
 @pytest.fixture
@@ -66,3 +72,27 @@ def test_whoever_asked_for_the_end_waits_for_no_evaluation(final, evaluator, job
 
     assert not final.evaluate_after_exit(SimpleNamespace(returncode=0))
     assert not evaluator.ends and not final.show(0)
+
+
+COMMAND = "supervise checkpoint eval ckpt-2 --run runs/1"
+
+
+@pytest.mark.parametrize(
+    ("late", "line"),
+    [
+        ([], "1 of 2 checkpoints were evaluated; not verified: ckpt-1"),
+        (
+            ["ckpt-2"],
+            "1 of 3 checkpoints were evaluated; not verified: ckpt-1; the job ended first: ckpt-2; "
+            + COMMAND,
+        ),
+    ],
+)
+def test_a_command_is_shown_only_for_a_checkpoint_that_it_can_evaluate(
+    final, evaluator, capsys, late, line
+):
+    evaluator.by_reason = {"not verified": ["ckpt-1"]}
+    evaluator.by_reason |= {"the job ended first": late} if late else {}
+    final.show_unevaluated(Path("runs/1"))
+
+    assert capsys.readouterr().out == f"supervise: {line}\n"

@@ -240,6 +240,19 @@ class FinalVerification:
             )
         return under_way
 
+    def show_unevaluated(self, run: Path) -> None:
+        """Tell people which checkpoints were not evaluated, and the command for the newest."""
+        evaluator = self._checkpoints.evaluator
+        if evaluator is None or not (by_reason := evaluator.unevaluated()):
+            return
+        total = evaluator.count + sum(map(len, by_reason.values()))
+        lists = "; ".join(f"{reason}: {_listed(ids)}" for reason, ids in by_reason.items())
+        able = [*by_reason.get(OVERTAKEN, ()), *by_reason.get(TOO_LATE, ())]
+        command = f"; supervise checkpoint eval {able[-1]} --run {run}" if able else ""
+        self._print_line(
+            f"supervise: {evaluator.count} of {total} checkpoints were evaluated; {lists}{command}"
+        )
+
 
 def _listed(ids: Sequence[str]) -> str:
     """Return ids for people, the newest ones where there are many."""
@@ -497,22 +510,9 @@ class App:
         if self._policy_watch is not None:
             self._policy_watch.close()
         self._hardware.close()
-        self._show_unevaluated()
+        self._last_look.show_unevaluated(run.path)
         self._checkpoints.close()
         self._status.write(control, system.monotonic_ns(), over=True)
-
-    def _show_unevaluated(self) -> None:
-        evaluator = self._checkpoints.evaluator
-        if evaluator is None or not (by_reason := evaluator.unevaluated()):
-            return
-        total = evaluator.count + sum(map(len, by_reason.values()))
-        lists = "; ".join(f"{reason}: {_listed(ids)}" for reason, ids in by_reason.items())
-        able = [*by_reason.get(OVERTAKEN, ()), *by_reason.get(TOO_LATE, ())]
-        command = f"; supervise checkpoint eval {able[-1]} --run {self.settings.run.path}"
-        self.settings.print_line(
-            f"supervise: {evaluator.count} of {total} checkpoints were evaluated; "
-            f"{lists}{command if able else ''}"
-        )
 
     def _watch_files(self, run: RunDir) -> None:
         """Let commands, checkpoints and edits of the policy wake who waits for them."""
