@@ -263,11 +263,13 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
         def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(input, target, *args, **kwargs)
             losses = listeners.forward
-            if losses.wants_pair and result.requires_grad and not gate.off_duty():
-                options = (*args, *kwargs.values())
-                if result.numel() == 1 and not any(isinstance(v, torch.Tensor) for v in options):
-                    take = functools.partial(_call, original, args, kwargs)
-                    losses.paired_loss_taken(input, target, take)
+            if (
+                losses.wants_pair
+                and type(input) is type(target) is type(result) is torch.Tensor
+                and result.requires_grad
+                and not gate.off_duty()
+            ):
+                losses.paired_loss_taken(input, target, result, original, args, kwargs)
             return result
 
         replace(name, original, loss)
@@ -283,10 +285,6 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
         wrap(name)
     for name in PAIRED_LOSSES:
         wrap_paired(name)
-
-
-def _call(take: Any, args: Any, kwargs: Any, output: Any, target: Any) -> Any:
-    return take(output, target, *args, **kwargs)
 
 
 def _is_plain(options: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from ..checkpoints.resume import Reported, path_of_target
@@ -402,11 +403,33 @@ class ForwardListener:
         if self._sampler.wants_logits:
             self._sampler.saw_logits(logits)
 
-    def paired_loss_taken(self, output: Any, target: Any, take: Callable[..., Any]) -> None:
-        """`take` is the loss that was taken, of any two."""
+    def paired_loss_taken(
+        self, output: Any, target: Any, result: Any, take: Callable[..., Any], *options: Any
+    ) -> None:
+        """`result` is what `take` gave of these, with these positional and keyword options."""
         if not self._tracker.repeats and self._keep_pair is not None:
+            pair, loss = (self._keep_pair, output, target), (result, take, *options)
+            self._guard.run(self._guard.part("sampler"), self._hand_on, *pair, *loss)
+
+    def _hand_on(
+        self,
+        keep: KeepPair,
+        output: Any,
+        target: Any,
+        result: Any,
+        take: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Hand a loss of one element on that depends on no other tensor."""
+        tensor, options = self._context.torch.Tensor, (*args, *kwargs.values())
+        if result.numel() == 1 and not any(isinstance(v, tensor) for v in options):
             self.wants_pair = False
-            self._keep_pair(output, target, take)
+            keep(output, target, partial(_take_with, take, args, kwargs))
+
+
+def _take_with(take: Any, args: Any, kwargs: Any, output: Any, target: Any) -> Any:
+    return take(output, target, *args, **kwargs)
 
 
 class LoaderListener:

@@ -60,3 +60,42 @@ def test_other_transformations_do_not_meet_the_probe(probed, bare):
     assert job.err == "" and job.notices == []
     assert len(job.frames) == 2
     assert set(job.segment().status()["collectors"].values()) == {"on"}
+
+
+PAIRED = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+class Paired(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 1)
+
+    def forward(self, x, y):
+        return F.mse_loss(self.a(x), y)
+
+class Odd:
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return "odd"
+
+for _ in range(4):
+    step()
+x, y, paired = torch.randn(8, 4), torch.randn(8, 1), Paired()
+emit(odd=F.mse_loss(Odd(), y), traced=len(torch.fx.symbolic_trace(paired).graph.nodes))
+graph = torch.export.export(paired, (x, y), strict=False).graph
+emit(exported=[str(node.target) for node in graph.nodes])
+with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    Paired()(x, y)
+    Paired()(fake.from_tensor(x), fake.from_tensor(y))
+step()
+finish(model)
+"""
+
+
+def test_losses_of_pairs_are_asked_of_plain_tensors_only(probed, bare):
+    """Also while one is waited for: proxies, fake tensors and others are torch's alone."""
+    config = {"savepoints": {"every": 2, "keep": 2, "max_bytes": 1 << 24}, "probe_batch": {}}
+    job = probed.run(MODEL + PAIRED, **config)
+    assert job.output == bare.run(MODEL + PAIRED).output and job.err == ""
+    assert job.output[0]["odd"] == "odd" and "off" not in job.marks
+    assert set(job.segment().status()["collectors"].values()) == {"on"}
