@@ -3,6 +3,9 @@
 from collections import UserDict
 from types import SimpleNamespace
 
+import pytest
+
+from supervise_probe.collectors.batch import Inputs
 from supervise_probe.runtime import Guard
 from supervise_probe.stepping.batch_observer import FORWARDS, BatchObserver
 
@@ -52,3 +55,46 @@ def test_an_input_that_cannot_be_looked_at_raises_nothing_in_the_job():
     observer = BatchObserver(Guard(lambda *_: None), batch, tokens, None, None, None)
     observer.inputs((1,), {"mask": UserDict()})
     assert observer.went_in
+
+
+class FakeTensor:
+    """Whole numbers, at the edge to torch."""
+
+    dtype = layout = "int64"
+    is_nested = requires_grad = False
+
+    def numel(self):
+        return 2
+
+
+TENSOR, OTHER = FakeTensor(), FakeTensor()
+
+
+def count(value):
+    if isinstance(value, (dict, UserDict)):
+        value = tuple(value.values())
+    return 1 + sum(map(count, value)) if isinstance(value, (list, tuple)) else 1
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        (([[[1] * 64] * 64] * 64,), 200),
+        (({n: [UserDict({"a": [TENSOR] * 64})] * 64 for n in range(64)}, TENSOR), 300),
+        (({"images": [OTHER] * 64, "ids": TENSOR},), 70),
+        ((UserDict(dict.fromkeys(range(64), 1)), [OTHER, TENSOR]), 70),
+        (([(1, OTHER)] * 70, [TENSOR]), 200),
+        (([[[OTHER]]], {"a": {"b": {"c": {"d": TENSOR}}}}), 9),
+        ((), 1),
+    ],
+)
+def test_a_copy_of_inputs_is_as_large_as_what_is_looked_at(values, most):
+    """A limit of each container came to 64 times 64 times 64 values at each forward."""
+    torch = SimpleNamespace(
+        Tensor=FakeTensor, strided="int64", bool="bool", int64="int64", int32="int32"
+    )
+    inputs = Inputs(torch)
+    copied = inputs.without_graph(values)
+    assert count(copied) <= most
+    assert inputs.find(copied) == inputs.find(values)
+    assert list(inputs.every(copied)) == list(inputs.every(values))

@@ -87,22 +87,28 @@ class Inputs:
             level = inner[:MOST]
         return mask
 
-    def without_graph(self, value: Any, levels: int = DEPTH) -> Any:
-        """Return what `find` and `every` see of a value; it holds no graph, and no other object."""
+    def without_graph(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """Return what `find` and `every` see of these; it holds no graph, and no other object."""
+        room = [MOST] * DEPTH  # of each level, as theirs; a limit of each container multiplies
+        return tuple([self._copy(value, room, 1) for value in values])
+
+    def _copy(self, value: Any, room: list[int], level: int) -> Any:
         if isinstance(value, self._tensor):
             return value.detach() if value.requires_grad else value
-        if levels < 2:
+        if level >= DEPTH:
             return None
-        if isinstance(value, (dict, UserDict)):
-            data = value if isinstance(value, dict) else own_attributes(value).get("data")
-            if not isinstance(data, dict):
-                return None
-            items = islice(dict.items(data), MOST)
-            inner = {key: self.without_graph(item, levels - 1) for key, item in items}
-            return inner if data is value else UserDict(inner)
-        contents = islice(_contents(value), MOST)
+        if isinstance(value, UserDict):
+            data = own_attributes(value).get("data")
+            inner = self._copy(data, room, level + 1) if isinstance(data, dict) else None
+            return None if inner is None else UserDict(inner)
+        if isinstance(value, dict):
+            items = list(islice(dict.items(value), room[level]))
+            room[level] -= len(items)
+            return {key: self._copy(item, room, level + 1) for key, item in items}
+        contents = list(islice(_contents(value), room[level]))
+        room[level] -= len(contents)
         kind = list if isinstance(value, list) else tuple
-        return kind(self.without_graph(item, levels - 1) for item in contents)
+        return kind([self._copy(item, room, level + 1) for item in contents])
 
     def every(self, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the tensors of all levels."""

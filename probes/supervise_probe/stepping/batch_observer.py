@@ -75,9 +75,8 @@ class BatchObserver:
 
     def _copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return the tensors of a call without what they were computed from, which is large."""
-        without_graph = self._batch.inputs.without_graph
-        named = {name: without_graph(value) for name, value in kwargs.items()}
-        return tuple(map(without_graph, args)), named
+        values = self._batch.inputs.without_graph((*args, *kwargs.values()) if kwargs else args)
+        return values[: len(args)], dict(zip(kwargs, values[len(args) :]))
 
     def targets(self, target: Any, ignored: int, loss: Any, reduction: str, result: Any) -> None:
         """A loss was taken against these class indices; `ignored` is none of them.
