@@ -120,6 +120,8 @@ class ReferenceBatch:
         self._many: Optional[side_forward.Inputs] = None  # more rows of the same batch
         self._output_of_many = ReferenceOutput(context.torch, MANY_ROWS)
         self._losses: deque[tuple[int, Any]] = deque(maxlen=KNOWN)  # by step, at savepoints
+        # Only `check_weights` asks for a loss of pairs: it may be one term of the job's, and rise.
+        self._pair_losses: deque[tuple[int, Any]] = deque(maxlen=KNOWN)
         self._values, self._proofs = 0, 0  # at savepoints; pairs that were the same, -1: not all
         self.why_not = UNSEEN
         self._given = config.probe_batch
@@ -272,11 +274,15 @@ class ReferenceBatch:
             raise Refused(f"the probe batch tells nothing: {self.why_not or NO_LOSS}")
         answer = {
             "loss": float(measurement[1]),
-            "was": [[step, float(loss)] for step, loss in self._losses],
+            "was": [[step, float(loss)] for step, loss in self._known_losses()],
         }
         if args.get("renew"):
             self._renew()
         return answer
+
+    def _known_losses(self) -> deque[tuple[int, Any]]:
+        """Return the losses that the newest one is compared with."""
+        return self._pair_losses if self._output.is_paired else self._losses
 
     def _renew(self) -> None:
         """Keep a batch of what comes in now: the job has other data to learn.
@@ -286,6 +292,7 @@ class ReferenceBatch:
         self._serial += 1
         self._inputs, self._host, self._host_targets, self._written = None, None, None, False
         self._losses.clear()
+        self._pair_losses.clear()
         self._output, self._many = ReferenceOutput(self._torch), None
         self._output_of_many = ReferenceOutput(self._torch, MANY_ROWS)
         self.why_not = UNSEEN
@@ -294,7 +301,7 @@ class ReferenceBatch:
     def doubt(self, before_step: int, within: float, sound: bool = False) -> str:
         """Return why the weights may be bad, "" where these rows show that they are good.
 
-        Where these rows tell nothing, `sound` says whether they are.
+        Where these rows tell nothing, as with a loss of pairs, `sound` says whether they are.
 
         They are within `within` times the lower one of the losses at the newest two savepoints
         before `before_step`; two, since the newest may be from between a damage and its first sign.
@@ -304,11 +311,12 @@ class ReferenceBatch:
         losses = [loss for step, loss in self._losses if step < before_step]
         if sound and not (measurement and losses):
             return ""
-        if measurement is None or not isinstance(measurement[1], float):
+        now = None if measurement is None or self._output.is_paired else measurement[1]
+        if not isinstance(now, float):
             return f"the probe batch tells nothing: {self.why_not or NO_LOSS}"
         if not losses:
             return f"no savepoint of before step {before_step} has a loss of the probe batch"
-        now, was = measurement[1], float(min(losses[-2:]))
+        was = float(min(losses[-2:]))
         if now <= within * was:
             return ""
         return f"the weights are bad: the probe batch has a loss of {now:.4g}, and had {was:.4g}"
@@ -348,8 +356,7 @@ class ReferenceBatch:
         )
         state[KEY], state[SERIAL] = value, self._serial
         if loss is not None:
-            self._losses.append((self._position.step - 1, loss))
-        # Only `check_weights` asks for a loss of pairs: it may be one term of the job's.
+            self._known_losses().append((self._position.step - 1, loss))
         reported = None if self._output.is_paired else measurement[1]
         self._guard.run(self._part, self._context.gate.without_grad, self._report_output, reported)
         is_compared = isinstance(loss, float) and not self._output.is_paired
@@ -453,8 +460,9 @@ class ReferenceBatch:
         """Compare after a rollback to the savepoint of `step` with these counters."""
         if self._on:
             self._output.forget()
-            while self._losses and self._losses[-1][0] > step:
-                self._losses.pop()
+            for losses in (self._losses, self._pair_losses):
+                while losses and losses[-1][0] > step:
+                    losses.pop()
             why_not = self.why_not or (OTHER if self._serial else UNSEEN)
             self._compare(self.value_in(state), why_not, SAME)
 

@@ -285,6 +285,33 @@ def test_the_loss_of_a_target_as_large_as_the_output_tells_whether_the_weights_a
     assert [tuple(each) for each in answer.result["was"]] == wanted
 
 
+RISING = """
+model = nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for step in range(22):
+    x = torch.randn(8, 4)
+    y = x.sum(1) if step < 6 else -x.sum(1)
+    loss = F.mse_loss(model(x).squeeze(1), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+batch = __import__("sys").modules["_supervise_probe"]._probe.parts.rank.probe_batch
+emit(known=batch.do_check_weights({}), doubts=[
+    doubt for sound in (False, True)
+    for doubt in (batch.doubt(19, 1.5, sound), batch.doubt_of(20, 19, 1.5, sound))])
+"""
+
+
+def test_a_loss_of_pairs_that_rises_makes_no_weights_bad(probed):
+    """That of an auxiliary target, of a critic or of a prior may."""
+    job = probed.run(RISING, savepoints=KEEP, probe_batch={})
+    ((known, doubts),) = ((line["known"], line["doubts"]) for line in job.output)
+    assert known["loss"] > 1.5 * min(loss for _, loss in known["was"][:2])
+    assert [step for step, _ in known["was"]] == [5, 10, 15, 20]
+    nothing = "the probe batch tells nothing: it is not known what loss the model has of it"
+    assert doubts == [nothing, "the probe batch has no loss of step 20, or none of before", "", ""]
+
+
 FLIP = """
 from torch.utils.data import DataLoader
 
