@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
 from ..runtime import files
+from ..runtime.guard import is_from_signal_handler
 from ..sampling.activations import LOGITS, ROWS, sample_rows
 from ..sampling.side_forward import SEQUENCES, floating_tensors
 
@@ -84,6 +85,8 @@ class ReferenceOutput:
 
     def keep_pair(self, batch: int, output: Any, target: Any, take: Callable[..., Any]) -> None:
         """A loss was taken of these, by that function; `batch`: the rows of the input."""
+        if target.is_complex() or output.is_complex():
+            return  # what a run gives is looked at where it is floating
         if target.shape == output.shape and target.dim() and target.shape[0] == batch:
             self._pair = target.detach()[: self._sequences].clone(), take
 
@@ -122,10 +125,17 @@ class ReferenceOutput:
         target, take = self._pair
         if output.numel() == target.numel() and output.shape[0] == target.shape[0]:
             output = output.reshape(target.shape)  # the job may have dropped a dimension of one
-        if output.shape != target.shape:
+        if output.shape != target.shape or output.device != target.device:
+            return None
+        try:
+            loss = take(output.float(), target.float()).double()
+        except Exception as error:  # the batch has other uses, which go on without it
+            if is_from_signal_handler(error):
+                raise
+            self._pair = None
             return None
         self.is_paired = True
-        return take(output.float(), target.float()).double()
+        return loss
 
     def describe(self) -> dict[str, Any]:
         """Return metrics of the newest run's logits, as tensors of one element."""

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from supervise_probe.savepoints.weights_check import ReferenceOutput
+
+torch = pytest.importorskip("torch")
+
 SCRIPT = """
 import types
 
@@ -283,6 +287,28 @@ def test_the_loss_of_a_target_as_large_as_the_output_tells_whether_the_weights_a
     assert answer.result["loss"] == pytest.approx(losses[answer.step], rel=1e-5)
     wanted = [(step, pytest.approx(losses[step], rel=1e-5)) for step in (5, 10, 15)]
     assert [tuple(each) for each in answer.result["was"]] == wanted
+
+
+def refuse(output, target):
+    raise RuntimeError("no such loss")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("target", "device", "take"),
+    [
+        (torch.ones(8, 3), "meta", torch.nn.functional.huber_loss),
+        (torch.ones(8, 3), "cpu", refuse),
+        (torch.ones(8, 3, dtype=torch.complex64), "cpu", torch.nn.functional.l1_loss),
+    ],
+)
+def test_a_loss_of_a_pair_that_cannot_be_taken_again_is_none(target, device, take):
+    """An error would switch off the whole probe batch."""
+    reference = ReferenceOutput(torch)
+    reference.keep_pair(8, torch.zeros(8, 3), target, take)
+    for _ in range(2):
+        assert reference.loss(torch.zeros(2, 3, device=device)) is None
+        assert not reference.is_paired
 
 
 RISING = """
