@@ -132,7 +132,10 @@ class TokensCollector(Collector):
         Behind them: whether the number is the sum of their losses or the mean, None for unknown.
         """
         for target, ignored, summed, value in calls:
-            if target.dtype is self.torch.int64 and is_readable(self.torch, target):
+            is_class_index = target.dtype is self.torch.int64
+            if is_class_index and not target.numel():  # it has no memory, and its mean loss is NaN
+                self._targets = 0.0 if self._targets is None else self._targets
+            elif is_class_index and is_readable(self.torch, target):
                 count = self.count(target, ignored)
                 self._targets = count if self._targets is None else self._targets + count
                 if value is None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from supervise_probe.collectors.progress import TokensCollector
 from supervise_probe.runtime import Scalars
 from supervise_probe.savepoints import CannotRestore, SavepointManager, StateWatch
 from supervise_probe.torch_state import (
@@ -231,3 +232,21 @@ def test_a_new_optimizer_of_a_tensor_of_no_module_walks_through_no_module():
     made.append(optimizer(frozen.parameters(), lr=0.1))
     assert registry.roots() == [frozen] and walks
     assert {*before} < {*registry.modules}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_micro_batch_without_targets_counts_none_and_loses_no_loss(late):
+    """Its mean loss is NaN, and a tensor of no elements has no memory."""
+    scalars = Scalars(torch, late=late)
+    context = SimpleNamespace(torch=torch, scalars=scalars)
+    tokens = TokensCollector(context, SimpleNamespace(several=False))
+    nothing = torch.empty(0, dtype=torch.int64)
+    for target, loss in ((nothing, torch.nan), (torch.arange(4), 0.5), (nothing, torch.nan)):
+        tokens.saw_targets([(target, -100, False, scalars.value(torch.tensor(loss)))])
+    tokens.after_update(None)
+    values = {}
+    tokens.collect(None, values)
+    assert {name: float(value) for name, value in values.items()} == {
+        "tokens_per_update": 4,
+        "train_loss": 0.5,
+    }
