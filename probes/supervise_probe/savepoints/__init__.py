@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import Any
 
 _FACE = {
+    "Busy": "manager",
     "CannotRestore": "manager",
     "FREE_NS": "controller",
+    "SWAPPED_OUT": "manager",
     "SavepointManager": "manager",
     "StateWatch": "training_state",
     "TimeShare": "controller",

@@ -25,10 +25,11 @@ from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.files import Background
 from ..torch_state.registry import Registry
 from ..torch_state.tensor_copies import BufferPool, TensorCopies
-from .training_state import TrainingState
+from .training_state import SwappedOut, TrainingState
 
 STOP_S = 5.0  # a rollback waits so long for the disk to finish its chunk
 CHUNK = 1 << 20  # bytes between two checks whether to stop
+SWAPPED_OUT = 8  # times in a row are the way of a job, not its generation; project default
 
 
 class Busy(Exception):  # noqa: N818 (temporary)
@@ -394,6 +395,7 @@ class SavepointManager:
         self._registry = registry
         self._store = SavepointStore(torch, keep, max_bytes, spill, max_disk_bytes)
         self._taking = False
+        self._swapped_out = 0  # times in a row
         self._optimizer_died = functools.partial(_drop_dead_optimizer, weakref.ref(self))
 
     @property
@@ -473,7 +475,8 @@ class SavepointManager:
             CannotRestore: no rollback could ever use it, or not even one fits the budget, and so
                 it will be next time. Older savepoints are dropped.
             Busy: an older one is being written to disk, or the retained one leaves no room, or none
-                has moments in memory.
+                has moments in memory, or the job has swapped weights or optimizer state out, but
+                not `SWAPPED_OUT` times in a row.
         """
         if self.busy:
             raise Busy("an older savepoint is still being written to disk; ask again later")
@@ -489,11 +492,15 @@ class SavepointManager:
             self._drop_without_optimizer()
             self._store.keep_only(lambda savepoint: savepoint.step < step)
             new = self._new(step, attempt, extra)
-        except CannotRestore:
+        except CannotRestore as problem:
+            self._swapped_out += 1
+            if isinstance(problem, SwappedOut) and self._swapped_out < SWAPPED_OUT:
+                raise Busy(str(problem)) from problem
             self._store.clear()
             raise
         finally:
             self._taking = False
+        self._swapped_out = 0
         if older_moments and older is not None:
             self._with_older_moments(new, older)
         self._store.add(new)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from ctypes import string_at
+from functools import partial
 from itertools import chain, islice
 from time import thread_time_ns
 from types import ModuleType
@@ -36,6 +37,12 @@ _DEPTH = 8  # containers in containers; an optimizer's state has one or two
 _OF_THE_STEP = ("_per_optimizer_states",)  # of a GradScaler: about the step under way
 _MISSED = 50  # names
 _FREED = "has no memory between two steps: the job moves it elsewhere, as offload does"
+
+
+class SwappedOut(CannotRestore):
+    """Weights or optimizer state have no memory now; they may have it back at the next step."""
+
+
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 
 
@@ -52,8 +59,9 @@ class TrainingState:
         """Plan the copies; `died` is called when an optimizer is deleted.
 
         Raises:
-            CannotRestore: a parameter is not plain memory, parameters or optimizer state are
-                swapped out, or an optimizer trains tensors that are no parameters of a module.
+            CannotRestore: a parameter is not plain memory, or an optimizer trains tensors that are
+                no parameters of a module.
+            SwappedOut: the memory of parameters or of optimizer state is freed.
         """
         self._torch, self._copies = torch, copies
         self.parameters: dict[int, SavedParameter] = {}  # by id
@@ -64,8 +72,8 @@ class TrainingState:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add_parameter(parameter, f"a parameter of {type(optimizer).__name__}")
-            self._require_state_in_memory(optimizer)
-            self.optimizers.append(SavedOptimizer(optimizer, self._restore_plan, died))
+            plan = partial(self._restore_plan, owner=type(optimizer).__name__)
+            self.optimizers.append(SavedOptimizer(optimizer, plan, died))
         self.scalers: list[tuple[Any, dict[str, Any]]] = [
             (weakref.ref(scaler), self._attributes(scaler)) for scaler in registry.scalers
         ]
@@ -92,7 +100,7 @@ class TrainingState:
     def _add_parameter(self, parameter: Any, name: str) -> int:
         if not is_copyable(self._torch, parameter):
             if is_plain(self._torch, parameter):
-                raise CannotRestore(f"{name} {_FREED}")
+                raise SwappedOut(f"{name} {_FREED}")
             raise CannotRestore(
                 f"{name} is a {type(parameter).__name__} on {parameter.device}, laid out as "
                 f"{parameter.layout}; only dense tensors on CPU or CUDA can be saved"
@@ -101,29 +109,28 @@ class TrainingState:
         self.parameters.setdefault(id(parameter), SavedParameter(name, number))
         return number
 
-    def _restore_plan(self, value: Any, depth: int = 0) -> Any:
-        """Return how a value is restored: itself, where it is plain."""
+    def _restore_plan(self, value: Any, depth: int = 0, owner: str = "") -> Any:
+        """Return how a value is restored: itself, where it is plain.
+
+        Raises:
+            SwappedOut: memory is freed in the state of the optimizer `owner`. Without moments it
+                is no savepoint: a rollback would put old weights beside new ones.
+        """
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, self._torch.Tensor):
             if is_copyable(self._torch, value):
                 return SavedTensor(self._copies.add(value))
+            if owner and is_plain(self._torch, value):
+                raise SwappedOut(f"state of {owner} {_FREED}")
         elif depth < _DEPTH and type(value) in (list, tuple):
             return SavedSequence(
-                type(value), [self._restore_plan(part, depth + 1) for part in value]
+                type(value), [self._restore_plan(part, depth + 1, owner) for part in value]
             )
         elif depth < _DEPTH and isinstance(value, dict):
-            return SavedDict({k: self._restore_plan(v, depth + 1) for k, v in dict.items(value)})
+            items = dict.items(value)
+            return SavedDict({k: self._restore_plan(v, depth + 1, owner) for k, v in items})
         return LEFT_ALONE
-
-    def _require_state_in_memory(self, optimizer: Any) -> None:
-        """Raise CannotRestore where a savepoint would have no moments: they are swapped out."""
-        for state in optimizer.state.values():
-            for key, value in state.items() if isinstance(state, dict) else ():
-                if not isinstance(value, self._torch.Tensor) or not is_plain(self._torch, value):
-                    continue
-                if not has_readable_memory(local_part(value)):
-                    raise CannotRestore(f"{key} of {type(optimizer).__name__} {_FREED}")
 
     def _require_own_parameters(self, owned: "frozenset[int]") -> None:
         """Raise CannotRestore unless what the optimizers train are the model's own parameters.

@@ -8,7 +8,13 @@ import torch
 
 from supervise_probe.collectors.progress import TokensCollector
 from supervise_probe.runtime import Scalars
-from supervise_probe.savepoints import CannotRestore, SavepointManager, StateWatch
+from supervise_probe.savepoints import (
+    SWAPPED_OUT,
+    Busy,
+    CannotRestore,
+    SavepointManager,
+    StateWatch,
+)
 from supervise_probe.torch_state import (
     LearningRate,
     OptimizerInfo,
@@ -66,9 +72,31 @@ def test_freed_optimizer_state_is_neither_saved_nor_written(adam):
     fill()
     savepoints.restore(1)
     assert torch.equal(model.weight, weight)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_savepoints_stay_while_optimizer_state_is_swapped_out(adam, nested):
+    """As around generation; where it never has memory between two steps no rollback can work."""
+    model, optimizer = adam
+    moments = optimizer.state[model.weight]["exp_avg"]
+    if nested:
+        optimizer.state[model.weight]["inner"] = {"moments": [optimizer.state.pop(model.weight)]}
+    savepoints = manager(model, optimizer)
+    savepoints.take(0, 0, None)
+    refused = "state of Adam has no memory between two steps"
+    for step in (1, SWAPPED_OUT):
+        fill = free(moments)
+        for later in range(step, step + SWAPPED_OUT - 1):
+            with pytest.raises(Busy, match=refused):
+                savepoints.take(later, 0, None)
+        assert 0 in savepoints.steps
+        fill()
+        if step == 1:
+            savepoints.take(SWAPPED_OUT - 1, 0, None)
     fill = free(moments)
-    with pytest.raises(CannotRestore, match="exp_avg of Adam has no memory between two steps"):
-        savepoints.take(1, 0, None)
+    with pytest.raises(CannotRestore, match=refused):
+        savepoints.take(3 * SWAPPED_OUT, 0, None)
+    assert savepoints.steps == []
     fill()
 
 
@@ -81,7 +109,7 @@ def test_freed_weights_are_not_saved_and_a_freed_buffer_is_left_alone(adam):
     assert savepoints.restore(1)[0]["not_restored"] == ["Linear.cache"]
     fill()
     fill = free(model.weight)
-    with pytest.raises(CannotRestore, match=r"Linear.weight has no memory between two steps"):
+    with pytest.raises(Busy, match=r"Linear.weight has no memory between two steps"):
         savepoints.take(1, 0, None)
     fill()
 
