@@ -80,6 +80,7 @@ class Registry:
         self._made: dict[int, tuple[Any, str]] = {}  # optimizers by id, and where they were made
         self._searched: tuple[int, int] = (-1, -1)
         self._scans, self._scan_from_ns = 0, 0  # of the heap; when another may be made
+        self._scan_waits = False  # until then
         self._roots: tuple[tuple[int, int], list[Any]] = ((-1, -1), [])
 
     def install(self, torch: ModuleType) -> None:
@@ -124,10 +125,11 @@ class Registry:
     def roots(self) -> list[Any]:
         """The outermost modules that own parameters of the optimizers, in order of arrival.
 
-        The list is kept until a module or optimizer comes or goes.
+        Kept until a module or optimizer comes or goes, or a scan that waits may be made.
         """
         state = (self.modules.changes, self.optimizers.changes)
-        if self._roots[0] != state:
+        is_due = self._scan_waits and self._clock() >= self._scan_from_ns
+        if is_due or self._roots[0] != state:
             trained = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
             owned = self._find_owners(trained)
             # Else a new optimizer of a tensor of no module costs a walk through all modules.
@@ -174,10 +176,12 @@ class Registry:
         what was made before, scans take 0.1 % of the time at most.
         """
         state, owned = (self.optimizers.changes, len(trained)), self._owned()
+        self._scan_waits = False
         if self._searched == state or trained <= owned:
             return owned
         began = self._clock()
         if self._scans >= SCANS and began < self._scan_from_ns:
+            self._scan_waits = True
             return owned
         self._searched = state
         self._scans += 1

@@ -242,6 +242,27 @@ def test_new_optimizers_have_the_heap_scanned_twice_and_then_seldom():
     assert {*registry.modules} == {*before, *late}
 
 
+def test_a_scan_that_was_put_off_is_made_once_it_may_be():
+    """Though no module or optimizer has come since: the module would never be watched."""
+    now = [0]
+
+    def clock():
+        now[0] += 10**9
+        return now[0]
+
+    registry, module, optimizer, before = installed(clock)
+    samples = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    made = [optimizer([sample], lr=0.1) for sample in samples if registry.roots() == []]
+    assert registry.roots() == []
+    late = module.__new__(module)  # announced by nothing
+    weights = {"weight": torch.nn.Parameter(torch.ones(2, 2))}
+    late.__dict__.update(before[0].__dict__, _parameters=weights)
+    made.append(optimizer(weights.values(), lr=0.1))
+    assert registry.roots() == [] == registry.roots()
+    now[0] += 1000 * 10**9
+    assert registry.roots() == [late]
+
+
 def test_a_new_optimizer_of_a_tensor_of_no_module_walks_through_no_module():
     """As for each sample, beside a large model that is frozen."""
     registry, module, optimizer, before = installed(lambda: 0)
