@@ -87,7 +87,10 @@ class RootCall:
     def __init__(self, root: Any, around: Around) -> None:
         self._root = weakref.ref(root)
         self._around, self._gate = around, around.gate
-        self._compiled: Optional[Callable[..., Any]] = root.__dict__.get(SLOT)
+        call = root.__dict__.get(SLOT)
+        self._compiled: Optional[Callable[..., Any]] = (
+            call._compiled if type(call) is RootCall else call
+        )
         self._is_compiling = around.torch.compiler.is_compiling
 
     @hidden_from_stacklevel
@@ -145,7 +148,8 @@ class RootCall:
 
 def watch_calls(root: Any, around: Around) -> None:
     """See the calls of `root` from now on; twice is once."""
-    if type(root.__dict__.get(SLOT)) is not RootCall:
+    call = root.__dict__.get(SLOT)
+    if type(call) is not RootCall or call._root() is not root:  # of the module it was copied from
         root.__dict__[SLOT] = RootCall(root, around)
 
 

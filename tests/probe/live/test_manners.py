@@ -119,6 +119,36 @@ def test_a_module_with_the_attributes_of_another_runs_its_own_weights(probed, ba
     assert len(job.frames) == 10 and None not in job.column("batch_fingerprint")
 
 
+CLONE_TRAINED = """
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+clone = clone_module(model, WAY)
+for part in clone.modules():
+    for name, p in part._parameters.items():
+        part._parameters[name] = nn.Parameter(p.detach())
+del model, optimizer
+optimizer = torch.optim.SGD(clone.parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    clone(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+finish(clone)
+"""
+
+
+@pytest.mark.parametrize("way", ["replaced", "updated"])
+def test_a_module_that_got_the_attributes_of_another_is_watched_where_it_is_trained(
+    probed, bare, way
+):
+    script = MODEL + CLONED.partition("for way in")[0] + CLONE_TRAINED.replace("WAY", way)
+    job, straight = probed.run(script), bare.run(script)
+    assert job.output == straight.output and job.err == ""
+    unseen = [i for i, value in enumerate(job.column("batch_fingerprint")) if value is None]
+    assert len(job.frames) == 8 and unseen == [3]  # its first step shows that it is trained
+
+
 GRAPHS = """
 import dataclasses, weakref
 
