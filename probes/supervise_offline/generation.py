@@ -147,8 +147,12 @@ class Harness:
         self._alarm.daemon = True
         self._alarm.start()
         self.metrics: list[str] = request["metrics"]
-        self._send(request)
-        self.conditions = self._read()["conditions"]
+        try:
+            self._send(request)
+            self.conditions = self._read()["conditions"]
+        except BaseException:
+            self.close()
+            raise
 
     def _send(self, message: Any) -> None:
         assert self._process.stdin is not None

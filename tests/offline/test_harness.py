@@ -131,6 +131,16 @@ def test_log_likelihoods_are_those_of_each_answer_alone(program):
             )
 
 
+@pytest.mark.parametrize("answer", ["", """print('{"error": "no package"}', flush=True)"""])
+def test_a_harness_that_does_not_start_leaves_no_pipe(program, answer):
+    """They were closed when the garbage was collected, with a warning in some later test."""
+    command = [sys.executable, "-I", "-c", f"{answer}\ninput()"]
+    before = {*Path("/proc/self/fd").iterdir()}
+    with pytest.raises(program.UnknownError):
+        program.Harness(command, {"metrics": []}, time.monotonic() + 60)
+    assert {*Path("/proc/self/fd").iterdir()} <= before
+
+
 def prompts(path, toxic, number=40):
     rows = [{"prompt": {"text": f"{n} " + ("T" if n < toxic else "k")}} for n in range(number)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
