@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise_probe.collectors.batch import Inputs
+from supervise_probe.collectors import Inputs
 from supervise_probe.runtime import Guard
 from supervise_probe.stepping.batch_observer import FORWARDS, BatchObserver
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervise.errors import StoreError
 from supervise.store import Quarantine
-from supervise_probe.collectors.quarantine import Manifest
+from supervise_probe.collectors import Manifest
 
 FACTS = {"step": 150, "attempt": 3, "incident": "inc-1", "why": "twice"}
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from supervise_probe import wire
-from supervise_probe.collectors.quarantine import QuarantineCollector as Quarantine
+from supervise_probe.collectors import QuarantineCollector as Quarantine
 from supervise_probe.context import Config, Reporter
 from supervise_probe.ipc.commands import Commands
 from supervise_probe.ipc.segment import Mailbox, Writer

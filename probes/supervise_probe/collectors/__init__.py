@@ -272,3 +272,19 @@ class MetricSpec(NamedTuple):
     cost: str = ""
     every: int = 1
     sparsest: int = 0
+
+
+_FACE = {
+    "Inputs": "batch",
+    "Manifest": "quarantine",
+    "QuarantineCollector": "quarantine",
+    "SourceMix": "token_statistics",
+    "TokensCollector": "progress",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what the package offers beside its own when it is asked for (PEP 562)."""
+    if name not in _FACE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_FACE[name]}"), name)

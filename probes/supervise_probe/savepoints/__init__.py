@@ -9,6 +9,7 @@ _FACE = {
     "Busy": "manager",
     "CannotRestore": "manager",
     "FREE_NS": "controller",
+    "ReferenceOutput": "weights_check",
     "SWAPPED_OUT": "manager",
     "SavepointManager": "manager",
     "StateWatch": "training_state",

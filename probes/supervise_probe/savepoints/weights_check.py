@@ -5,8 +5,7 @@ sure its outputs are and how far they have moved. Where the job takes the loss, 
 needed: those of the first loss in the step whose input was kept, of logits that have the rows of
 the batch in front. A loss that is taken in chunks, as litgpt does it, is that of the first one.
 Logits are those of a loss that the model takes itself, else of one that the job took. A target as
-large as the output does for `check_weights`. Where no loss can be told (other shapes, a loss that
-`hooks/install.py` does not name), none is.
+large as the output does for `check_weights`. Where no loss can be told, none is.
 
 A weight that has moved alone since the savepoint before shows a flipped bit. All weights of a
 tensor move with the same optimizer: in 96 healthy runs (MLPs, CNNs, embeddings, LoRA, wide models;
@@ -15,9 +14,7 @@ SGD and Adam; float32 and bfloat16; savepoints every 5 and 25 steps) the largest
 it was 11 times and more. It takes a difference and two norms per tensor at a savepoint, half of
 what the savepoint of an Adam takes, and looks more closely only where the largest change is far
 from what is usual in its tensor. Weights on an accelerator are not compared: their copies would
-have to go back there.
-
-The file of a probe batch is complete or absent, with its hash beside it.
+have to go back there. The file of a probe batch is complete or absent, with its hash beside it.
 """
 
 from __future__ import annotations
@@ -85,9 +82,8 @@ class ReferenceOutput:
 
     def keep_pair(self, batch: int, output: Any, target: Any, take: Callable[..., Any]) -> None:
         """A loss was taken of these, by that function; `batch`: the rows of the input."""
-        if target.is_complex() or output.is_complex():
-            return  # what a run gives is looked at where it is floating
-        if target.shape == output.shape and target.dim() and target.shape[0] == batch:
+        is_real = not (target.is_complex() or output.is_complex())  # as the outputs of a run are
+        if is_real and target.shape == output.shape and target.dim() and len(target) == batch:
             self._pair = target.detach()[: self._sequences].clone(), take
 
     def saw(self, logits: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervise_probe.savepoints.weights_check import ReferenceOutput
+from supervise_probe.savepoints import ReferenceOutput
 
 torch = pytest.importorskip("torch")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supervise_probe.collectors.token_statistics import SourceMix
+from supervise_probe.collectors import SourceMix
 
 # Each sample is (number of its shard, place in it), so the script knows what it trained on.
 SETUP = """

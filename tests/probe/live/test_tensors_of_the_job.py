@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from supervise_probe.collectors.progress import TokensCollector
+from supervise_probe.collectors import TokensCollector
 from supervise_probe.runtime import Scalars
 from supervise_probe.savepoints import (
     SWAPPED_OUT,
