@@ -29,6 +29,7 @@ probation: 20
 """
 
 
+@pytest.mark.chaos  # takes long, and others look at each part
 def test_a_rotten_shard_is_found_and_left_out(supervise, tmp_path):
     policy = tmp_path / "shards.yaml"
     policy.write_text(POLICY)

@@ -56,6 +56,7 @@ finish(accelerator.unwrap_model(model))
 OPTIONS = "--cpu --num_processes 1 --num_machines 1 --mixed_precision bf16 --dynamo_backend no"
 
 
+@pytest.mark.chaos  # takes long; its loop is tested in test_libraries.py
 def test_accelerate_launch(tmp_path, capsys):
     """One rank among launcher, job and worker; every number; the same weights without us."""
     script = tmp_path / "train.py"
