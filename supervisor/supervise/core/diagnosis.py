@@ -560,9 +560,12 @@ def values_before(monitor: RankMonitor, metric: str, onset: int) -> list[float]:
 
 def level_before(monitor: RankMonitor, metric: str, breach: int) -> float | None:
     """Return the healthy value of a metric just before it changed, None where it did not."""
-    points = monitor.history.series(metric)
-    change = find_jump(points, breach) if metric == RATE else find_change(points, breach)
-    return None if change is None else change.before
+    levels = monitor.history.levels  # several rules of one event ask for the same
+    if (metric, breach) not in levels:
+        points = monitor.history.series(metric)
+        change = find_jump(points, breach) if metric == RATE else find_change(points, breach)
+        levels[metric, breach] = None if change is None else change.before
+    return levels[metric, breach]
 
 
 def planned_events_near(policy: Policy, state: State, onset: int) -> list[Planned]:

@@ -29,18 +29,19 @@ class History:
     """Frames, oldest first, in ascending steps.
 
     Attributes:
-        frames: append to it once per frame.
-        probed: `(name, column)` of the evaluations that this rank publishes; with any, `probe`
-            wants every frame too.
+        frames: `add` appends to it.
+        probed: `(name, column)` of the evaluations that this rank publishes.
+        levels: `(metric, breach)` -> the level before it as these frames show it, once asked for.
     """
 
-    __slots__ = ("evaluations", "frames", "names", "probed")
+    __slots__ = ("evaluations", "frames", "levels", "names", "probed")
 
     def __init__(self) -> None:
         self.frames: deque[Frame] = deque(maxlen=FRAMES)
         self.evaluations: deque[tuple[str, int, float]] = deque(maxlen=EVALUATIONS)
         self.names: tuple[str, ...] = ()
         self.probed: tuple[tuple[str, int], ...] = ()
+        self.levels: dict[tuple[str, int], float | None] = {}
 
     def announce(self, names: tuple[str, ...], *, fresh: bool) -> None:
         """Bind names to columns. `fresh`: another process, whose frames are another story."""
@@ -51,8 +52,11 @@ class History:
         self.names = names
         self.probed = tuple((name, names.index(name)) for name in PROBES if name in names)
 
-    def keep_evaluations(self, frame: Frame) -> None:
-        """Keep the evaluations of a frame."""
+    def add(self, frame: Frame) -> None:
+        """Take the next frame."""
+        self.frames.append(frame)
+        if self.levels:
+            self.levels = {}
         for name, column in self.probed:
             value = frame.values[column] if column < len(frame.values) else None
             if value is not None and value - value == 0.0:

@@ -227,10 +227,7 @@ class RankMonitor:
             clock.beat(frame.at_ns, step)
         self.step_before = self.step if self.step >= 0 else step - 1
         self.step, self.latest, self.frames = step, values, self.frames + 1
-        history = self.history
-        history.frames.append(frame)
-        if history.probed:
-            history.keep_evaluations(frame)
+        self.history.add(frame)
         if changed or self._hot:
             return self._judge(changed, frame_count, frame.at_ns)
         return []

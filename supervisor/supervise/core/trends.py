@@ -701,14 +701,13 @@ def _evidence(heights: Sequence[float], breach: int) -> list[float]:
     Args:
         heights: of the rows, in spreads. breach: index of the row that a rule has seen.
     """
-    sums = []
-    for first in range(len(heights)):
-        total = best = 0.0
-        for n in range(first, len(heights)):
-            cap = CAP_SINCE if n >= breach or heights[n] == math.inf else CAP_BEFORE
-            total += min(cap, max(-ALLOWED, heights[n] - ALLOWED))
-            best = max(best, total) if n >= breach else best
-        sums.append(best)
+    sums = [0.0] * len(heights)
+    best = -math.inf  # of the sums from a row on that reach the breach
+    for n in range(len(heights) - 1, -1, -1):
+        cap = CAP_SINCE if n >= breach or heights[n] == math.inf else CAP_BEFORE
+        row = min(cap, max(-ALLOWED, heights[n] - ALLOWED))
+        best = row + (max(0.0, best) if n >= breach else best)
+        sums[n] = max(0.0, best)
     return sums
 
 
