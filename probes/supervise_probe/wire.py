@@ -3,7 +3,7 @@
 One file per rank, little-endian. Every number in it has one writer only:
 
     0       header     what this file is; written once, checksummed          probe
-    256     words      frames published, newest beat and collective, ...     probe
+    256     words      frames published, newest beat and boundary, ...       probe
     384     words      supervisor's heartbeat, lease, commands sent, wishes  supervisor
     512     end        one letter: {"returncode", "text"}, seq 1             probe
     4096    names      2 letters of 16 KiB: a list; seq = generation, the newest in half seq & 1
@@ -66,6 +66,7 @@ STATUS_GENERATION_AT = 272
 LETTERS_HEAD_AT = 280  # letters sent by the probe
 BEAT_AT = 288  # checked word: monotonic ns with the phase in its low three bits
 COLLECTIVE_AT = 304  # checked word: the newest collective, see `pack_collective`; 0 before any
+BOUNDARY_AT = 320  # steps ended when the rank last looked for commands, 0 before any
 SUPERVISOR_AT = 384  # checked word: monotonic ns
 LEASE_AT = 400  # checked word: monotonic ns
 COMMANDS_HEAD_AT = 416  # commands sent by the supervisor

@@ -29,7 +29,12 @@ BOOK = Runbook("soften", (Relaunch(at_least=10),), ("relaunch",))
 @pytest.fixture
 def processor():
     settings = SimpleNamespace(
-        metrics=None, run=None, reloader=None, argv=(), policy=POLICY, redactor=Redactor()
+        metrics=None,
+        run=SimpleNamespace(id="run"),
+        reloader=None,
+        argv=(),
+        policy=POLICY,
+        redactor=Redactor(),
     )
     quiet = {"event": lambda _, **__: 1, "decision": lambda *_: 1}
     processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
@@ -97,6 +102,24 @@ def test_the_time_to_answer_begins_with_the_delivery(processor):
     assert pending.delivered
     result = "notify_result"
     assert written == [result, "approval-delivered", result, result]
+
+
+def test_files_wait_for_an_action_that_has_just_begun(processor, monkeypatch):
+    """To make them takes longer than several steps, which a rollback would lose."""
+    flushed, now_ns, second = [], 5_000_000_000, 1_000_000_000
+    monkeypatch.setattr("supervise.system.monotonic_ns", lambda: now_ns)
+    begin = SimpleNamespace(poll=lambda: None, running=None, start=lambda *_, **__: None)
+    processor.open(begin, Outbox([], processor.on_result))
+    processor.recorder.limit_journal = lambda limit: None
+    processor.incident_files = SimpleNamespace(flush=flushed.append)
+
+    processor.collect_results()
+    processor.resume_action()
+    processor.collect_results()
+    assert flushed == [5 * second] and processor.performing == "relaunch"
+    now_ns = 6 * second
+    processor.collect_results()
+    assert flushed == [5 * second, 6 * second]
 
 
 # ── what the guard is told of the run ─────────────────────────────────────────────────────────────

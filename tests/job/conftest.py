@@ -164,6 +164,9 @@ class FakeRank:
     def status(self):
         return Payload({"tier": "T1"})
 
+    def boundary(self):
+        return self.step
+
     def step_ns(self):
         return 10**8
 
@@ -259,6 +262,9 @@ class Gang:
 
     def steps(self):
         return {number: rank.step for number, rank in self._segments.ranks.items()}
+
+    def boundaries(self):
+        return {number: rank.boundary() for number, rank in self._segments.ranks.items()}
 
     def pids(self):
         return {number: rank.pid for number, rank in self._segments.ranks.items()}

@@ -143,6 +143,16 @@ def test_an_order_that_a_stuck_main_loop_did_not_send_is_never_sent(control_of):
     assert rank.letters == []
 
 
+def test_an_order_does_not_wait_for_the_events_of_a_round(control_of):
+    """A burst of them at the beginning of an incident takes longer than a step of the job."""
+    control = control_of(rank := FakeRank())
+
+    control.ask("x", {}, key="k")
+    control.send_letters()
+
+    assert rank.letters == [("k", "x", {})]
+
+
 @pytest.fixture
 def paused(controlled):
     def build(total_s=60.0):

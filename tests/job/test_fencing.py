@@ -33,14 +33,12 @@ def test_evidence_is_of_one_step_on_all_ranks_that_train_and_waits_for_none(gang
     ranks = gang(world=3)
     where = Payload({"directory": str(ranks.shm)})
 
-    before = max(ranks.steps().values())
     asked = [ranks.control.ask("snapshot", where, key=key, partly=True) for key in "ab"]
     steps = [{ack.step for ack in each.wait(10.0).values()} for each in asked]
     ranks.control.command("pause", {"lease_s": 30.0}, key="p", deadline_s=20.0)
     paused = ranks.control.ask("snapshot", where, key="c", partly=True).wait(10.0)
 
     assert [len(each) for each in steps] == [1, 1] and len(paused) == 3
-    assert min(*steps[0], *steps[1]) > before + 3  # a letter has 0.1 s to arrive
     assert {ack.step for ack in paused.values()} == set(ranks.steps().values())
 
 
@@ -119,6 +117,17 @@ def test_a_rank_that_hears_of_the_fence_one_step_too_late_holds_nobody_up(gang):
     assert ranks.done() == [[f"{seen['ack_step']} lr_scale 0.5"]] * 2
 
 
+def test_a_fence_is_near_where_the_ranks_are_not_where_their_frames_were(gang):
+    ranks = gang(rank0=("lags", 20), rank1=("lags", 20))
+    wait_until(lambda: min(ranks.boundaries().values()) > 1000)
+
+    before = max(ranks.boundaries().values())
+    seen = ranks.scale()
+
+    assert max(ranks.steps().values()) == 19
+    assert before < seen["ack_step"] < before + 300
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
     ranks = gang(rank1=("dies", 60))
@@ -130,18 +139,18 @@ def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
     assert first[: len(second)] == second and len(first) - len(second) <= died.value.inconsistent
 
 
-def promise(ranks, after, wait_s, **args):
-    step = max(ranks.steps().values()) + after
-    order = {"id": "fence", "step": step, "wait_s": wait_s, "key": "k", "verb": "lr_scale"}
-    asked = ranks.control.ask("fence", {**order, "args": {"value": 0.5, **args}}, key="k/0")
-    assert [ack.result["step"] for ack in asked.wait(20.0).values()] == [step, step]
-    return step
+def promise(ranks, trip_s, wait_s, **args):
+    order = {"id": "fence", "wait_s": wait_s, "key": "k", "verb": "lr_scale"}
+    order = Payload({**order, "args": {"value": 0.5, **args}})
+    asked = ranks.control.ask("fence", order, key="k/0", trip_s=trip_s)
+    assert [ack.result["step"] for ack in asked.wait(20.0).values()] == [asked.step] * 2
+    return asked.step
 
 
 @pytest.mark.slow
 def test_without_a_supervisor_a_promise_ends_by_itself(gang):
     ranks = gang()
-    step = promise(ranks, 60, 0.5)
+    step = promise(ranks, 0.15, 0.5)
 
     wait_until(lambda: min(ranks.steps().values()) > step + 5)
     assert ranks.verdicts() == ["abort"] and ranks.done() == [[], []]
@@ -184,7 +193,7 @@ def test_a_supervisor_that_takes_over_a_pause_acts_at_once(gang):
 def test_what_was_decided_is_done_however_late(gang):
     ranks = gang()
     until_ns = time.monotonic_ns() + 100_000_000
-    step = promise(ranks, 200, 5.0, until_ns=until_ns)
+    step = promise(ranks, 0.5, 5.0, until_ns=until_ns)
     fences.decide_fence(fences.verdict_path(str(ranks.shm), "fence"), fences.COMMIT, "", step)
 
     wait_until(lambda: min(ranks.steps().values()) > step + 5)

@@ -8,7 +8,7 @@ others do not make, `dies` kills the rank, `shadows` lets it end no further step
 all collectives, as a rank does whose data has come to its end. Faults when the command of this
 number arrives, before it is read: `stops`, `sleeps` for `AWAY_S`, and `evaluates` for as long.
 A rank that `misses` reads each of the first so many one step too late. A rank that `asks` does so
-for a shard at each step.
+for a shard at each step. The frames of one that `lags` wait for a device from a step on.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def run_rank(folder, world, step_s, faults, rank):
         lockstep.meet()
         if position.step == at and fault == "astray":
             position.step += 1
-        writer.publish(position.step, 0, [2.5], time.monotonic_ns())
+        if fault != "lags" or position.step < at:
+            writer.publish(position.step, 0, [2.5], time.monotonic_ns())
         position.step += 1
         reporter.beat("step")
         commands.fetch()

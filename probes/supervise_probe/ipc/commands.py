@@ -169,6 +169,7 @@ class Commands:
         if self._first is not None:
             hook, self._first = self._first, None
             self._guard.run(self._part, hook)
+        self._mailbox.mark_boundary(self._position.step)
         self._arrived += self._mailbox.poll()
 
     def before_update(self) -> None:

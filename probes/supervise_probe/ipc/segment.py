@@ -75,6 +75,7 @@ PROGRAMS = 1000  # segments of one rank and pid
 PATTERNS = 64  # of absent values, that are remembered
 _HEAD = wire.HEAD_AT // 8
 _COMMANDS_HEAD = wire.COMMANDS_HEAD_AT // 8
+_BOUNDARY = wire.BOUNDARY_AT // 8
 _pack_checked = wire.CHECKED.pack_into
 _UNPACKABLE = (struct.error, OverflowError, TypeError, IndexError)
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
@@ -297,6 +298,11 @@ class Writer:
             self._store(offset, wire.pack_letter(seq, payload))
             self._words[wire.LETTERS_HEAD_AT // 8] = self._letters
 
+    def mark_boundary(self, steps: int) -> None:
+        """Say that so many steps have ended; commands are looked for right after it."""
+        if not self._closed:
+            self._words[_BOUNDARY] = steps
+
     def commands_head(self) -> int:
         """Return how many commands the supervisor has sent: one 8-byte read."""
         return 0 if self._closed else self._words[_COMMANDS_HEAD]
@@ -429,6 +435,10 @@ class Mailbox:
                 if answer is not None:
                     self._writer.post(answer)
         return commands
+
+    def mark_boundary(self, steps: int) -> None:
+        """Say that so many steps have ended: a command sent from now on is met one step later."""
+        self._writer.mark_boundary(steps)
 
     def ack(
         self,

@@ -18,7 +18,6 @@ before any rank is asked to read it.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -36,7 +35,16 @@ from ..core.model.payload import EndArgs, Outcome, Payload, WeightsArgs
 from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
-from .fencing import Lease, PendingCommand, Standing, carry_out, check_acknowledged
+from .fencing import (
+    TRIP_S,
+    Lease,
+    PendingCommand,
+    Standing,
+    carry_out,
+    check_acknowledged,
+    common_step,
+    explain_unready,
+)
 from .idleness import Looks, measure_work
 from .process import LOOP_S, Process, halt_job
 from .process_tree import explain_halted, is_suspended
@@ -44,26 +52,6 @@ from .segment_reader import Ack, RankView, Segment
 from .segments import Segments
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
-TRIP_S = 0.1  # until a letter is read, at most; project default
-NONE = -1
-
-
-def common_step(ranks: Mapping[int, Segment]) -> int:
-    """Return the step at whose end all ranks will have read a letter that is sent now, so that they
-    can look at the same step; NONE where one of them does not train, or each looks when it can.
-
-    On the main loop only.
-    """
-    steps, fastest_s = [], math.inf
-    for rank in ranks.values():
-        step_ns, phase = 0, ""
-        with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
-            step_ns, phase = rank.step_ns() or 0, rank.beat().phase
-        if phase != "step" or not step_ns:
-            return NONE
-        steps.append(rank.step)
-        fastest_s = min(fastest_s, step_ns / 1e9)
-    return max(steps) + math.ceil(TRIP_S / fastest_s) if len(steps) > 1 else NONE
 
 
 NOW, LATER = "now", "at the next launch"
@@ -182,6 +170,7 @@ class Control:
         self._world_size = 1
         self._wakeup = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
+        self._letters: deque[Callable[[], None]] = deque()  # work that no event changes
         self._open: list[PendingCommand] = []
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
@@ -196,6 +185,7 @@ class Control:
         ranks, self.withdrawn, self.standstill = self._segments.ranks, withdrawn, standstill
         self._lease.beat(now_ns, ranks.values())
         self._count_ranks()
+        self.send_letters()
         while self._work:
             self._work.popleft()()
         acks = [(rank, ack) for rank, segment in ranks.items() for ack in segment.acks()]
@@ -204,6 +194,11 @@ class Control:
                 self._file(acks, ranks)
                 self._wakeup.notify_all()
 
+    def send_letters(self) -> None:
+        """Send what is queued. Call it also between events: each step until then may be lost."""
+        while self._letters:
+            self._letters.popleft()()
+
     def _count_ranks(self) -> None:
         sizes = [rank.world_size for rank in self._segments.ranks.values()]
         self._world_size = max(sizes, default=self._world_size)
@@ -211,7 +206,7 @@ class Control:
     @property
     def busy(self) -> bool:
         """Whether somebody waits for the main loop, or for the answer to a command."""
-        return bool(self._work or self._open)
+        return bool(self._letters or self._work or self._open)
 
     @property
     def paused(self) -> bool:
@@ -273,7 +268,7 @@ class Control:
         """Return a sentence for each answer that came after its command was given up, once."""
         return [self._late.popleft() for _ in range(len(self._late))]
 
-    def _send(self, pending: PendingCommand, args: Payload, *, partly: bool) -> None:
+    def _send(self, pending: PendingCommand, args: Payload, *, partly: bool, trip_s: float) -> None:
         """On the main loop: send to every rank, or refuse before anything was sent."""
         if pending not in self._open:
             return  # given up before the main loop came to it
@@ -285,23 +280,53 @@ class Control:
             pending.refuse_after_end(self.process.returncode)
         elif self.withdrawn:
             pending.refusal, pending.withdrawn = self.withdrawn, True
+        elif pending.verb == "fence" and (unready := self._explain_unready()):
+            pending.refusal, pending.not_now = unready, True
         elif not ranks:
             pending.refusal = "no probe is attached to the job"
         elif len(ranks) < self._world_size and not partly:
             pending.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
         else:
-            sent_ids = {}
-            if pending.verb in LOOKS and (step := common_step(ranks)) != NONE:
-                args = args.extended(at_step=step)
-            for rank, segment in ranks.items():
-                sent_ids[rank] = segment
-                try:
-                    segment.send(pending.key, pending.verb, args)
-                except (SuperviseError, WireError, OSError, ValueError) as error:
-                    pending.lost[rank] = f"rank {rank} cannot be written to: {error}"
-            pending.sent = sent_ids
+            self._write(pending, ranks, args, trip_s)
         with self._wakeup:
             self._wakeup.notify_all()
+
+    def _write(
+        self, pending: PendingCommand, ranks: Mapping[int, Segment], args: Payload, trip_s: float
+    ) -> None:
+        """Send to all ranks, with the step at whose end they do what they do together."""
+        if pending.verb == "fence":
+            pending.step = common_step(self._look(), trip_s)
+            args = args.extended(step=pending.step)
+        elif pending.verb in LOOKS and len(ranks) > 1:
+            pending.step = common_step(self._look(), trip_s)
+            args = args.extended(at_step=pending.step)  # NONE is past: each when it can
+        sent_ids = {}
+        for rank, segment in ranks.items():
+            sent_ids[rank] = segment
+            try:
+                segment.send(pending.key, pending.verb, args)
+            except (SuperviseError, WireError, OSError, ValueError) as error:
+                pending.lost[rank] = f"rank {rank} cannot be written to: {error}"
+        pending.sent = sent_ids
+
+    def _explain_unready(self) -> str:
+        return explain_unready(self._look(), self._world_size)
+
+    def _look(self) -> dict[int, Standing]:
+        """On the main loop: return where each rank is."""
+        results = {}
+        for number, rank in self._segments.ranks.items():
+            with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
+                collective = rank.collective()
+                results[number] = Standing(
+                    rank.boundary(),
+                    rank.beat().phase,
+                    (rank.step_ns() or 0) / 1e9,
+                    waits=collective is not None and collective.inside,
+                    halted=explain_halted(rank.pid),
+                )
+        return results
 
     # ── the performer's side ─────────────────────────────────────────────────────────────────────
 
@@ -310,13 +335,15 @@ class Control:
         """Number of ranks of the job, as its probes report it; 1 before the first one did."""
         return self._world_size
 
-    def ask(self, verb: str, args: Payload, *, key: str, partly: bool = False) -> PendingCommand:
+    def ask(
+        self, verb: str, args: Payload, *, key: str, partly: bool = False, trip_s: float = TRIP_S
+    ) -> PendingCommand:
         """Send `verb` without waiting. With `partly` the ranks that are there are enough. What only
-        looks is done at the end of one step where that is possible."""
+        looks is done at the end of one step where that is possible, and a fence stands there."""
         pending = PendingCommand(verb, key, self._wakeup)
         with self._wakeup:
             self._open.append(pending)
-        self._work.append(lambda: self._send(pending, args, partly=partly))
+        self._letters.append(lambda: self._send(pending, args, partly=partly, trip_s=trip_s))
         self._wake()
         return pending
 
@@ -331,27 +358,12 @@ class Control:
             pending.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
             pending.sent = dict(ranks)
 
-        self.on_loop(begin, LOOP_S)
+        self.on_loop(begin, LOOP_S, self._letters)
         return pending
 
     def standing(self) -> dict[int, Standing]:
         """Return where each rank is."""
-
-        def look() -> dict[int, Standing]:
-            results = {}
-            for number, rank in self._segments.ranks.items():
-                with suppress(SuperviseError, OSError):  # a broken segment, told by the poll
-                    collective = rank.collective()
-                    results[number] = Standing(
-                        rank.step,
-                        rank.beat().phase,
-                        (rank.step_ns() or 0) / 1e9,
-                        waits=collective is not None and collective.inside,
-                        halted=explain_halted(rank.pid),
-                    )
-            return results
-
-        return self.on_loop(look, LOOP_S)
+        return self.on_loop(self._look, LOOP_S, self._letters)
 
     def forget(self, pending: PendingCommand) -> None:
         """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
@@ -360,8 +372,14 @@ class Control:
             if pending.verb != "fence" and set(pending.sent or {}) - set(pending.answers):
                 self._overdue[pending.key] = pending.verb
 
-    def on_loop(self, call: Callable[[], T], timeout_s: float) -> T:
-        """Run `call` on the main loop and return its result.
+    def on_loop(
+        self,
+        call: Callable[[], T],
+        timeout_s: float,
+        queue: deque[Callable[[], None]] | None = None,
+    ) -> T:
+        """Run `call` on the main loop and return its result; behind the events of a round, unless
+        it is queued as a letter.
 
         Raises:
             ActionError: the main loop did not get to it within `timeout_s`.
@@ -377,7 +395,7 @@ class Control:
                 failure.append(error)
             finished.set()
 
-        self._work.append(work)
+        (self._work if queue is None else queue).append(work)
         self._wake()
         if not finished.wait(timeout_s):
             raise ActionError("the supervisor's main loop is busy", retryable=True)

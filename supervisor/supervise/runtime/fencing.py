@@ -1,11 +1,12 @@
 """Commands to the ranks of a job, all of which act at one step, and the lease of a pause.
 
 A command for several ranks is carried out by all of them at one step, or by none. The supervisor
-picks a step S that no rank has passed and asks every rank for a promise not to pass it without a
-verdict. With the promises of all, and where they mean the same step by its number, it decides
-"commit", else "abort"; `supervise_probe.ipc.fences` writes the verdict. A rank that had passed S
-vetoes, and a later S is picked. A commit that not every rank carried out is never repaired by a
-second command: the ranks differ, and the error says so (`ActionError.inconsistent`).
+picks a step S that no rank has passed, right behind where each says that it is, and asks every rank
+for a promise not to pass it without a verdict. With the promises of all, and where they mean the
+same step by its number, it decides "commit", else "abort"; `supervise_probe.ipc.fences` writes the
+verdict. A rank that had passed S vetoes, and a later S is picked. A commit that not every rank
+carried out is never repaired by a second command: the ranks differ, and the error says so
+(`ActionError.inconsistent`).
 
 The ranks compare their newest boundaries to know that they mean the same step. Every rank of the
 default group takes part in each of its collectives, so a number of them that grows is a proof. A
@@ -44,6 +45,8 @@ from ..errors import ActionError, SuperviseError
 from ..system import Thread
 from .process_tree import EXITED
 from .segment_reader import Ack, Segment
+
+NONE = -1
 
 
 class Wait(Struct, frozen=True):
@@ -84,6 +87,8 @@ class PendingCommand:
         self.refusal: str | None = None  # why it was not sent at all
         self.job_ended = False  # that is why
         self.withdrawn = False  # that is because the action is to ask nothing more of the job
+        self.not_now = False  # that is because a rank is between its steps
+        self.step = NONE  # at whose end all ranks do it; NONE: each when it can
         self._wakeup = wakeup
 
     def wait(self, timeout_s: float) -> dict[int, Ack]:
@@ -262,11 +267,13 @@ class Lease:
 
 WAIT_S = 5.0  # a rank stands at its fence for this long at most
 FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them
-VETOES = 4  # of ranks that were past it: each time the lead that was needed is doubled
+VETOES = 4  # of ranks that were past it: each time `TRIP_GROWTH` times as long is left
+TRIP_GROWTH = 4
 APART = 3  # frames behind the fence by which a rank must have answered
-# From here to a rank, at the first try; project default. Where a rollback follows, the steps
-# meanwhile are lost; too short a time only costs a veto, which holds nobody up.
-TRIP_S = 0.02
+# From the look at where the ranks are until the letter is written, at the first try; project
+# default. Where a rollback follows, the steps meanwhile are lost; too short a time only costs a
+# veto, which holds nobody up.
+TRIP_S = 0.002
 LOOK_S = 0.05
 OVER_S = 0.2  # for the answers of the others, once a rank has decided; project default
 EXITED_S = 1.0  # for the answers of the others, once a rank has exited; project default
@@ -281,8 +288,8 @@ class Standing:
     """Where a rank is.
 
     Attributes:
-        step: of its newest frame. phase: of its newest beat. step_s: median time of its steps, 0.0
-            before two were seen.
+        step: at whose end it last looked for commands. phase: of its newest beat. step_s: median
+            time of its steps, 0.0 before two were seen.
         waits: it is in a collective. halted: why its process cannot answer, "" where it can.
     """
 
@@ -299,7 +306,7 @@ class Letters(Protocol):
     @property
     def world_size(self) -> int: ...
     def ask(
-        self, verb: str, args: Payload, *, key: str, partly: bool = False
+        self, verb: str, args: Payload, *, key: str, partly: bool = False, trip_s: float = TRIP_S
     ) -> PendingCommand: ...
     def expect(self, verb: str, key: str) -> PendingCommand: ...
     def forget(self, pending: PendingCommand) -> None: ...
@@ -343,8 +350,7 @@ class Fence:
         self._name = hashlib.sha256(key.encode()).hexdigest()[:16]
         self._round = self._vetoes = 0
         self._held_s = math.inf  # since when ranks that stand there are waited for
-        self._from = -1  # the farthest step of a rank when the step was picked
-        self._lead = 0  # steps from there to the fence, once a rank was too far
+        self._trip_s = TRIP_S
         self._passed = -1  # the farthest step of a rank that was past it and had not answered
 
     def settle(self) -> int:
@@ -366,10 +372,8 @@ class Fence:
 
     def _propose(self, path: str) -> fences.Verdict | None:
         """Return the verdict; None where a rank had passed the step, and another is to be tried."""
-        step = self._pick()
         fields: dict[str, Json] = {
             "id": path.rpartition(fences.PREFIX)[2],
-            "step": step,
             "wait_s": WAIT_S,
             "key": self._key,
             "verb": self._verb,
@@ -377,11 +381,18 @@ class Fence:
             "until_ns": int(self._until * 1e9),
         }
         order = Payload(fields)
-        pending = self._job.ask("fence", order, key=f"{self._key}/{self._round}")
+        key = f"{self._key}/{self._round}"
+        pending = self._job.ask("fence", order, key=key, trip_s=self._trip_s)
         try:
-            answers = self._promises(pending, path, step)
+            answers = self._promises(pending, path)
         finally:
             self._job.forget(pending)
+        if pending.not_now:
+            if time.monotonic() >= self._until:
+                raise ActionError(f"{self._verb} was not sent: {pending.refusal}", refused=True)
+            time.sleep(LOOK_S)
+            return None
+        step = pending.step
         objection = self._objection(pending, answers)
         promises = [ack.result.read(Answer) for ack in answers.values()]
         if objection is None:
@@ -397,15 +408,12 @@ class Fence:
                 objection = Objection(stands.why)
         else:
             self._decide(path, fences.ABORT, objection.why, step)
-        past = [promise.past for promise in promises if promise.past is not None]
-        document = self._read(path)
-        if not past and document is not None and "past" in document.args:
-            past = [document.args["past"]]  # its answer is late, where the main loop is
-        if not past and self._passed >= step:
-            past = [self._passed - step]
-        if past and self._vetoes < VETOES:
+        document = self._read(path)  # the answer of who wrote it may be late, or the main loop
+        is_past = document is not None and "past" in document.args
+        is_past = is_past or any(promise.past is not None for promise in promises)
+        if (is_past or NONE != step <= self._passed) and self._vetoes < VETOES:
             self._vetoes += 1
-            self._lead = 2 * (step + max(past) - self._from)
+            self._trip_s *= TRIP_GROWTH
             return None
         if any(promise.busy for promise in promises):
             time.sleep(LOOK_S)  # with a fence of a supervisor before us, which ends by itself
@@ -418,35 +426,14 @@ class Fence:
             unfenceable=objection.why if objection.lasting else "",
         )
 
-    def _pick(self) -> int:
-        """Return a step that no rank will have passed when it hears of it."""
-        while True:
-            ranks = self._job.standing()
-            missing = self._job.world_size - len(ranks)
-            reason = f"{missing} of {self._job.world_size} ranks have no probe attached"
-            if missing <= 0:
-                reason = _not_now(ranks)
-            if not reason:
-                break
-            if time.monotonic() >= self._until:
-                raise ActionError(f"{self._verb} was not sent: {reason}", refused=True)
-            time.sleep(LOOK_S)
-        steps = [rank.step for rank in ranks.values()]
-        self._from = max(steps)
-        if all(standing.phase == "paused" for standing in ranks.values()):
-            return self._from
-        step_s = min(standing.step_s for standing in ranks.values())
-        lead = self._from - min(steps) + math.ceil(TRIP_S / step_s) + 1
-        return self._from + max(lead, self._lead)
-
-    def _promises(self, pending: PendingCommand, path: str, step: int) -> dict[int, Ack]:
+    def _promises(self, pending: PendingCommand, path: str) -> dict[int, Ack]:
         """Wait until every rank has answered, or the fence is over without some of them."""
         answers: dict[int, Ack] = {}
         over_s: float | None = None
         self._held_s, self._passed = math.inf, -1
         while not pending.settled and time.monotonic() < self._until:
             answers = pending.wait(LOOK_S)
-            if self._are_held(pending, answers) or self._is_passed(pending, answers, step):
+            if self._are_held(pending, answers) or self._is_passed(pending, answers):
                 break
             if over_s is None and self._read(path) is not None:
                 over_s = time.monotonic() + OVER_S  # the others answer at their next step
@@ -469,7 +456,7 @@ class Fence:
         self._held_s = min(self._held_s, time.monotonic())
         return time.monotonic() - self._held_s > HELD_S
 
-    def _is_passed(self, pending: PendingCommand, answers: Mapping[int, Ack], step: int) -> bool:
+    def _is_passed(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> bool:
         """Return whether a rank has ended the step before it heard of the fence, twice in a row.
 
         In its next step it may wait for those that stand there: it cannot veto before they go on.
@@ -477,9 +464,9 @@ class Fence:
         silent = set(pending.sent or ()) - set(answers)
         ranks = self._job.standing() if silent else {}
         moving = [ranks[r].step for r in silent if r in ranks and ranks[r].phase != "paused"]
-        passed, before = max(moving, default=-1), self._passed
-        self._passed = passed if passed >= step else -1
-        return step <= before <= passed
+        passed, before = max(moving, default=NONE), self._passed
+        self._passed = passed if passed >= pending.step else NONE
+        return NONE != pending.step <= before <= passed
 
     def _objection(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
         """Return why not all ranks have promised, None where all have and mean the same step."""
@@ -559,8 +546,10 @@ def agree_on_step(verb: str, args: Payload, promises: Sequence[Answer]) -> dict[
     return {"to_step": max(older)}
 
 
-def _not_now(ranks: Mapping[int, Standing]) -> str:
+def explain_unready(ranks: Mapping[int, Standing], world_size: int) -> str:
     """Return which rank cannot be fenced just now, and why; "" where all can."""
+    if len(ranks) < world_size:
+        return f"{world_size - len(ranks)} of {world_size} ranks have no probe attached"
     for rank, standing in sorted(ranks.items()):
         if _is_away(standing):
             return f"rank {rank} is in {standing.phase}"
@@ -570,6 +559,24 @@ def _not_now(ranks: Mapping[int, Standing]) -> str:
         paused = sorted(rank for rank, standing in ranks.items() if standing.phase == "paused")
         return f"only rank {', '.join(map(str, paused))} is paused"
     return ""
+
+
+def common_step(ranks: Mapping[int, Standing], trip_s: float) -> int:
+    """Return the step at whose end all ranks will have read a letter that is written now.
+
+    In a pause it is the one at whose end they stand. NONE where the phases of ranks differ, one
+    neither trains nor is paused, or the time of its steps is not known.
+
+    Args:
+        ranks: where they are at this moment: a rank reads the letter at the end of the step that
+            it is in. trip_s: the letter is written within that time.
+    """
+    phases = {standing.phase for standing in ranks.values()}
+    farthest = max((standing.step for standing in ranks.values()), default=NONE)
+    fastest_s = min((standing.step_s for standing in ranks.values()), default=0.0)
+    if phases == {"step"} and fastest_s > 0.0:
+        return farthest + 1 + math.ceil(trip_s / fastest_s)
+    return farthest if phases == {"paused"} else NONE
 
 
 def _is_away(rank: Standing) -> bool:

@@ -619,6 +619,8 @@ class App:
             self._preemptor.observe(event)
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
+            if self.control:
+                self.control.send_letters()
         self.processor.flush()
         forward_saves(self._checkpoints, events, self.processor)
 

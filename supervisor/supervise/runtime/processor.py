@@ -52,6 +52,7 @@ from .status import TrainingProgress, end_protection
 _log = logging.getLogger(__name__)
 METRICS, PROGRESS = "metrics for Prometheus", "progress of the training"  # two views
 SLACK_S = 2.0  # time beyond the deadline for an action to report its own failure
+HURRY_NS = 1_000_000_000  # of an action, in which it needs the main loop most; project default
 
 
 class Performer:
@@ -184,6 +185,7 @@ class EventProcessor:
         self.progress_ns = system.monotonic_ns()
         self._unwritten = (0, 0)
         self._is_short = self._is_unprotected = False  # of space, without a record; as was told
+        self._performing_ns = 0  # when that began
         self._watching: tuple[Policy, Policy] | None = None  # the policy, and that with no action
         self._settings, self._run = settings, settings.run
         self._job = shlex.join(settings.argv)
@@ -248,7 +250,6 @@ class EventProcessor:
                 self._perform(decision.action.id, decision.action.verb, decision.action.args)
             elif isinstance(decision, Notified):
                 self._notify(decision, seq)
-        self.incident_files.flush(self.progress_ns)
         self._report_unprotected()
 
     def flush(self) -> None:
@@ -340,8 +341,13 @@ class EventProcessor:
             self.performing = ""
             self.process(finished)
         self.record_results()
-        self.incident_files.flush(system.monotonic_ns())
+        if not self._is_hurried():
+            self.incident_files.flush(system.monotonic_ns())
         self.recorder.limit_journal(self.policy.journal_bytes)
+
+    def _is_hurried(self) -> bool:
+        """Whether an action has just begun: its commands need the main loop, and files can wait."""
+        return bool(self.performing) and system.monotonic_ns() - self._performing_ns < HURRY_NS
 
     def record_results(self) -> None:
         """Write down what became of messages."""
@@ -481,7 +487,7 @@ class EventProcessor:
             error = f"{self.performer.running} is under way"
             self.process(Finished(system.monotonic_ns(), action_id, False, error=error))
             return
-        self.performing = verb
+        self.performing, self._performing_ns = verb, system.monotonic_ns()
         action_awaited, key = runbook_runner.awaited_action(self.state), self.action_key(action_id)
         self.performer.start(action_id, action_awaited, args, key=key)
 

@@ -514,6 +514,16 @@ class Segment:
         packed = wire.read_checked_word(self._file.counters(), wire.COLLECTIVE_AT)
         return None if packed is None else wire.unpack_collective(packed)
 
+    def boundary(self) -> int:
+        """Return the step at whose end the rank last looked for commands, that of its newest frame
+        before it has. A frame may wait for a device; this is where the job itself is.
+
+        Raises:
+            SegmentError: as `poll`.
+        """
+        steps = read_u64(self._file.counters(), wire.BOUNDARY_AT)
+        return steps - 1 if 0 < steps < MAX_STEP else self.step
+
     def status(self) -> Payload:
         """Return the newest status that the probe wrote, empty before the first.
 
