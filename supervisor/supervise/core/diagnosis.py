@@ -14,7 +14,7 @@ from itertools import pairwise
 from msgspec import structs
 
 from . import rule_scope, run_phase, spike_classifier
-from .frames import LOSS
+from .frames import LOSS, THROUGHPUT
 from .incident import Incident, LossCase
 from .model import formats
 from .model.decisions import BREACH, OK, Suppressor
@@ -318,7 +318,7 @@ def explain_passing_slowness(
     if rule.severity != "SEV2" or rule.runbook:
         return None
     about = rule_scope.rule_metrics(policy, rule)
-    if not about or not about <= rule_scope.THROUGHPUT:
+    if not about or not about <= THROUGHPUT:
         return None
     watch = monitor.rules[policy.rules.index(rule)]
     breach = first_breach(monitor.numbers(rule), monitor.step)

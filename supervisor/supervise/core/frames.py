@@ -19,10 +19,69 @@ from itertools import islice
 
 from .model.events import Frame
 
+Row = tuple[float | None, ...]  # the values of a frame
+
 LOSS = "train_loss_raw"
 PROBES = ("fixed_probe_loss", "val_loss")  # the first that has enough values answers
 FRAMES = 640  # the 266 before an onset, and as many as it takes to answer
 EVALUATIONS = 64
+THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
+    (
+        *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
+        *("comm_time_frac", "compute_time_frac", "train_time_linearity"),
+    )
+)
+# A sample of these stands for so long at least: what slows a machine down lasts as long whatever a
+# step takes. Just below the 0.1 s of which 30 are the 3 s that slow steps must last.
+SAMPLE_NS = 90_000_000
+
+
+class MeanValues:
+    """Means of some columns over the frames of SAMPLE_NS or a little more; one frame as it is.
+
+    Attributes:
+        due: the newest frame ended a sample. steps: of the newest samples, oldest first.
+    """
+
+    __slots__ = ("_began_ns", "_columns", "_sums", "due", "steps")
+
+    def __init__(self) -> None:
+        self.steps: deque[int] = deque(maxlen=FRAMES)
+        self._began_ns = -SAMPLE_NS
+        self.restart(())
+
+    def restart(self, columns: Iterable[int]) -> None:
+        """Begin a sample of these columns with the next frame."""
+        self.due = True
+        self._columns = tuple(sorted({*columns}))
+        self._sums = [(0.0, 0)] * len(self._columns)
+
+    def add(self, at_ns: int, step: int, row: Row) -> Row:
+        """Take a frame; return the row of means where it ends a sample, else `row`."""
+        single = self.due
+        self.due = not 0 <= at_ns - self._began_ns < SAMPLE_NS
+        if self.due:
+            self._began_ns = at_ns
+            self.steps.append(step)
+            if single:
+                return row
+        for place, column in enumerate(self._columns):
+            value, (total, count) = row[column], self._sums[place]
+            if value is not None and value - value == 0.0:
+                self._sums[place] = total + value, count + 1
+        if not self.due:
+            return row
+        means = list(row)
+        for column, (total, count) in zip(self._columns, self._sums, strict=True):
+            means[column] = total / count if count else None
+        self._sums = [(0.0, 0)] * len(self._columns)
+        return tuple(means)
+
+    def rewind(self, step: int) -> None:
+        """Forget the frames behind `step`."""
+        self.restart(self._columns)
+        while self.steps and self.steps[-1] > step:
+            self.steps.pop()
 
 
 class History:

@@ -13,7 +13,7 @@ from itertools import product
 from operator import itemgetter
 from typing import Any
 
-from .frames import JOB, LOSS, History
+from .frames import JOB, LOSS, SAMPLE_NS, THROUGHPUT, History, MeanValues
 from .model import formats
 from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from .model.events import Beat, Frame, LateFrame
@@ -37,6 +37,7 @@ class RuleWatch:
     code: int = UNKNOWN
     held: int = 0
     keep_until: int = 0
+    keep_ns: int = 0
     fired_ns: int = 0
     keep_step: int = -1
     since: int = -1
@@ -91,6 +92,7 @@ class RankMonitor:
         self.latest: Values = ()
         self.dense: set[str] = set()  # metrics known to come with every frame
         self.history = History()
+        self.means = MeanValues()
         self.late: dict[str, LateStream] = {}
         self.undone: list[tuple[int, int]] = []  # attempt that went back, the last step it left
         self._home = [""] * len(self.watches)  # stream of each detector, "" for the run's frames
@@ -140,7 +142,8 @@ class RankMonitor:
         self._clocks: list[tuple[int, Clockwork]] = []
         self._single: list[tuple[Feed, int]] = []  # with the column of its metric
         self._joint: list[tuple[Feed, Sampler]] = []  # read several inputs
-        single, joint = list[int](), list[int]()
+        self._speed: list[tuple[Feed, int]] = []  # of means, with the column of their metric
+        single, joint, speed = list[int](), list[int](), list[int]()
         homes = [self._find_home(detector) for _, detector in self.detectors]
         for i, stream in enumerate(self._home):
             if stream not in ("", homes[i]):  # another order of steps begins
@@ -155,7 +158,10 @@ class RankMonitor:
             elif self._home[i]:
                 continue
             elif detector.reads == "metric":
-                if has_column:
+                if has_column and _reads_speed(detector):
+                    self._speed.append((watch.feed, columns[0]))
+                    speed.append(i)
+                elif has_column:
                     self._single.append((watch.feed, columns[0]))
                     single.append(i)
             elif has_column or detector.detectors:
@@ -163,7 +169,8 @@ class RankMonitor:
                 sample = _sampler(detector.reads, columns, inputs)
                 self._joint.append((watch.feed, sample))
                 joint.append(i)
-        self._order = single + joint  # which detectors those are
+        self._order = single + speed + joint  # which detectors those are
+        self.means.restart(column for _, column in self._speed)
         self._read = [self.codes[i] for i in self._order]
         names = set(self.names).union(*(late.latest for late in self.late.values()))
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
@@ -173,6 +180,12 @@ class RankMonitor:
             if type(watch).hold_level is not Watch.hold_level:
                 readers = (r.id for r in self.policy.rules if name in self.policy.detectors_of(r))
                 self._levels.append((watch, frozenset(readers)))
+        of_speed = {name for name, detector in self.detectors if _reads_speed(detector)}
+        self._speed_rules = {  # whose `for` and `keep` are samples of means, too
+            r
+            for r, rule in enumerate(self.policy.rules)
+            if rule.unit == "rows" and of_speed.issuperset(rule.uses)
+        }
         # Rules that must be judged even when no code changed.
         self._hot = list(range(len(self.policy.rules)))
         self._readers: list[list[int]] = [[] for _ in self.detectors]  # rules, by detector
@@ -215,6 +228,12 @@ class RankMonitor:
             values += (None,) * missing
         row = (*values, None)  # the last of them is what a metric without a column has
         read = [feed(row[column], step) for feed, column in self._single]
+        if self._speed:
+            means = self.means.add(frame.at_ns, step, row)
+            if self.means.due:
+                read += [feed(means[column], step) for feed, column in self._speed]
+            else:
+                read += self._read[len(read) : len(read) + len(self._speed)]
         read += [feed(sample(row), step) for feed, sample in self._joint]
         changed: list[int] = []
         if read != self._read:
@@ -361,6 +380,7 @@ class RankMonitor:
             rule.since = -1
             rule.keep_step -= max(0, self.step + 1 - frame.step)
         self.step = min(self.step, frame.step - 1)
+        self.means.rewind(last_step)
         self.history.rewind(last_step + 1)
 
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────
@@ -387,7 +407,10 @@ class RankMonitor:
                 watch.held, watch.unknown_since, watch.blind = 0, None, False
                 continue
             span = self.step_before, self.step
-            change = self._weigh(rule, watch, frame_count, at_ns, new_step, span)
+            is_sample = new_step and (self.means.due or r not in self._speed_rules)
+            change = self._weigh(rule, watch, frame_count, at_ns, is_sample, span)
+            if r in self._speed_rules and change:
+                watch.keep_ns = at_ns + rule.keep_steps * SAMPLE_NS
             if watch.code != UNKNOWN or rule.unknown == "breach":
                 hot.append(r)
             elif watch.firing and rule.unknown != "hold":
@@ -436,7 +459,7 @@ class RankMonitor:
                 watch.firing, watch.answered, watch.fired_ns = True, False, at_ns
             return fires or None
         watch.held = 0
-        is_kept = frame_count < watch.keep_until or step < watch.keep_step
+        is_kept = frame_count < watch.keep_until or step < watch.keep_step or at_ns < watch.keep_ns
         if watch.firing and not is_kept:
             watch.firing = False
             return False
@@ -502,11 +525,22 @@ class RankMonitor:
             reading = {"code": CODE_NAMES[self.codes[i]], **self.watches[i].numbers()}
             if len(detector.metrics) == 1:
                 reading["metric"] = detector.metrics[0]
+                if _reads_speed(detector):
+                    reading |= self._steps_of_breach(reading)
                 rank_text = formats.rank_text(detector.metrics[0], self.value)
                 if rank_text:
                     reading["where"] = rank_text
             readings[name] = reading
         return readings
+
+    def _steps_of_breach(self, reading: Reading) -> Reading:
+        """Return how many steps, not samples of means, ago the first of them breached."""
+        window = formats.reading_integer(reading, "of", 1)
+        samples, ends = formats.reading_integer(reading, "oldest", window), self.means.steps
+        if not 0 < samples < len(ends) or reading["code"] != CODE_NAMES[BREACH]:
+            return {}
+        steps = self.step - ends[-samples - 1]
+        return {} if steps == samples else {"oldest": steps}
 
     @property
     def is_objective(self) -> bool:
@@ -569,6 +603,11 @@ def first_breach(numbers: Mapping[str, Reading], step: int) -> int:
         first_step = formats.reading_table(reading, "match").get("first_step", step)
         steps.append(first_step if isinstance(first_step, int) else step)
     return min(steps)
+
+
+def _reads_speed(detector: Detector) -> bool:
+    """Return whether a detector is of a speed alone, and so of means."""
+    return detector.reads == "metric" and detector.metrics[0] in THROUGHPUT
 
 
 def _start(detectors: Sequence[Detector]) -> list[Watch]:

@@ -6,6 +6,7 @@ known to be of the machine may be of the weights. Nor do denser samples explain 
 
 from __future__ import annotations
 
+from .frames import THROUGHPUT
 from .incident import Incident
 from .model.decisions import CODE_NAMES
 from .model.policy import Policy, Rule
@@ -15,12 +16,6 @@ from .run_state import State
 # Families of rules, by what they read.
 LIVENESS, SPEED, HARDWARE, DATA, TRAINING = "liveness", "speed", "hardware", "data", "training"
 WIRING = "wiring"  # of the job, as it is written; the name of the pack, too
-THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
-    (
-        *("step_time", "tokens_per_sec", "mfu", "gpu_util", "dataloader_stall_frac"),
-        *("comm_time_frac", "compute_time_frac", "train_time_linearity"),
-    )
-)
 TIMES = THROUGHPUT | frozenset(
     (
         *("forward_time", "backward_time", "optimizer_time", "input_time", "other_time"),
