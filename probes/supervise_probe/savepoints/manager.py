@@ -24,8 +24,9 @@ from typing import Any, Callable, Iterator, Optional
 from ..runtime.call_stack import CannotRestore, job_frames
 from ..runtime.files import Background
 from ..torch_state.registry import Registry
+from ..torch_state.structure import nested_leaves
 from ..torch_state.tensor_copies import BufferPool, TensorCopies
-from .training_state import SwappedOut, TrainingState
+from .training_state import STATE_DEPTH, SwappedOut, TrainingState
 
 STOP_S = 5.0  # a rollback waits so long for the disk to finish its chunk
 CHUNK = 1 << 20  # bytes between two checks whether to stop
@@ -523,10 +524,8 @@ class SavepointManager:
         if older not in self._store.savepoints or not older.copies.in_memory:
             raise Busy("the older savepoint has left no room for another")
         new.copies.wait()
-        states = [state for o in self._registry.optimizers for state in o.state.values()]
-        tensors = [
-            t for param_state in states for t in param_state.values() if self._torch.is_tensor(t)
-        ]
+        states = [[*optimizer.state.values()] for optimizer in self._registry.optimizers]
+        tensors = filter(self._torch.is_tensor, nested_leaves(states, STATE_DEPTH + 2))
         if not new.copies.take_over(older.copies, tensors):
             raise Busy("there are moments that the older savepoint does not have")
         new.older_moments = True

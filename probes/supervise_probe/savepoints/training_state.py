@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..torch_state.records import Optimizers
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_DEPTH = 8  # containers in containers; an optimizer's state has one or two
+STATE_DEPTH = 8  # containers in containers; an optimizer's state has one or two
 _OF_THE_STEP = ("_per_optimizer_states",)  # of a GradScaler: about the step under way
 _MISSED = 50  # names
 _FREED = "has no memory between two steps: the job moves it elsewhere, as offload does"
@@ -123,11 +123,11 @@ class TrainingState:
                 return SavedTensor(self._copies.add(value))
             if owner and is_plain(self._torch, value):
                 raise SwappedOut(f"state of {owner} {_FREED}")
-        elif depth < _DEPTH and type(value) in (list, tuple):
+        elif depth < STATE_DEPTH and type(value) in (list, tuple):
             return SavedSequence(
                 type(value), [self._restore_plan(part, depth + 1, owner) for part in value]
             )
-        elif depth < _DEPTH and isinstance(value, dict):
+        elif depth < STATE_DEPTH and isinstance(value, dict):
             items = dict.items(value)
             return SavedDict({k: self._restore_plan(v, depth + 1, owner) for k, v in items})
         return LEFT_ALONE

@@ -149,12 +149,14 @@ class TensorCopies:
     def take_over(self, older: "TensorCopies", tensors: Iterable[Any]) -> bool:
         """Let the copies of some tensors be as those of an older savepoint, which is in memory.
 
-        Returns whether it has one of each, in the same shape.
+        Returns whether it has one of each, in the same shape. Tensors without a copy stay so.
         """
         slots = {id(slot.owner()): slot for slot in self.slots}
         older_slots = {id(slot.owner()): slot for slot in older.slots}
         for tensor in tensors:
-            slot, old = slots[id(tensor)], older_slots.get(id(tensor))
+            slot, old = slots.get(id(tensor)), older_slots.get(id(tensor))
+            if slot is None:
+                continue
             if old is None or old.key != slot.key:
                 return False
             if slot.buffer is not old.buffer:  # else nothing changed, and they share it

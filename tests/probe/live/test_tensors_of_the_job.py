@@ -100,6 +100,23 @@ def test_savepoints_stay_while_optimizer_state_is_swapped_out(adam, nested):
     fill()
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_older_moments_are_taken_wherever_the_state_holds_them(adam, depth):
+    """As Shampoo and wrappers of optimizers nest them; what is not copied is left alone."""
+    model, optimizer = adam
+    state = optimizer.state[model.weight]
+    moments, sparse = state["exp_avg"], torch.eye(2).to_sparse()
+    for _ in range(depth - 1):
+        state = optimizer.state[model.weight] = {"inner": [state], "rows": sparse}
+    savepoints, before = manager(model, optimizer), moments.clone()
+    savepoints.take(0, 0, None)
+    moments.mul_(1000.0)
+    savepoints.take(1, 0, None, older_moments=True)
+    savepoints.restore(2, sign=2)
+
+    assert torch.equal(moments, before)
+
+
 def test_freed_weights_are_not_saved_and_a_freed_buffer_is_left_alone(adam):
     model, optimizer = adam
     model.register_buffer("cache", torch.ones(64))
