@@ -40,13 +40,23 @@ def evaluator():
 
 @pytest.fixture
 def job():
-    return SimpleNamespace(end_requested=False, preempted="", stopping=False)
+    return SimpleNamespace(
+        end_requested=False, preempted="", stopping=False, stopped_by="anna", unavailable={}
+    )
 
 
 @pytest.fixture
-def final(evaluator, job):
+def looks():
+    """The looks at what an ended process left."""
+    return []
+
+
+@pytest.fixture
+def final(evaluator, job, looks):
     checkpoints = SimpleNamespace(evaluator=evaluator, is_verifying_now=False)
-    processor = SimpleNamespace(state=SimpleNamespace(job=job))
+    checkpoints.verify_now = lambda **terms: looks.append(terms)
+    policy = SimpleNamespace(mode="observe", job=SimpleNamespace(on_crash=None))
+    processor = SimpleNamespace(state=SimpleNamespace(job=job), policy=policy)
     return FinalVerification(checkpoints, processor, print)
 
 
@@ -72,6 +82,24 @@ def test_whoever_asked_for_the_end_waits_for_no_evaluation(final, evaluator, job
 
     assert not final.evaluate_after_exit(SimpleNamespace(returncode=0))
     assert not evaluator.ends and not final.show(0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "waits"),
+    [
+        ({}, True),
+        ({"end_requested": True}, False),
+        ({"preempted": "after SIGTERM"}, False),
+        ({"stopping": True}, False),
+        ({"stopping": True, "stopped_by": "policy"}, True),
+    ],
+)
+def test_whoever_asked_for_the_end_waits_for_no_verification(final, looks, job, fields, waits):
+    """Behind a stop by the policy nobody waits, and people are told of what is good."""
+    vars(job).update(fields)
+
+    assert final.verify_after_exit(SimpleNamespace(returncode=0)) is waits
+    assert looks == ([{"patient": False, "newest": True}] if waits else [])
 
 
 COMMAND = "supervise checkpoint eval ckpt-2 --run runs/1"

@@ -331,7 +331,7 @@ def test_a_damaged_checkpoint_is_named_while_it_is_the_newest(tell):
         assert [named in then for then in closed] == [not good_again]
 
 
-@pytest.mark.parametrize("when", ["before", "since", "overwritten", "given-up"])
+@pytest.mark.parametrize("when", ["before", "since", "overwritten", "given-up", "temporary"])
 def test_a_save_of_the_trouble_or_without_hope_of_a_verdict_is_not_named(tell, when):
     alarm = replace(above("train_loss_raw", 5.0), m_of_n=(3, 50))
     story = tell(**one_rule(alarm, "SEV1"), healthy=60, answer=lambda key: None)
@@ -348,6 +348,8 @@ def test_a_save_of_the_trouble_or_without_hope_of_a_verdict_is_not_named(tell, w
     assert story.state.incident.breach_step == 60
     if when in ("since", "overwritten"):
         reported("/c/good.pt" if when == "overwritten" else "/c/bad.pt", story.step)
+    if when == "temporary":
+        story.notice("checkpoint-saved", "", 0, 51, data={"path": "/c/x.pt.partial", "attempt": 0})
     if when == "given-up":
         said = {"unverified": [0, 39]}
         story.notice("note", "it could not be verified", data=said)

@@ -117,6 +117,22 @@ def test_people_are_notified_once_of_what_is_lost(tell, phase, severity, title):
     assert (messages(story)[-1]["severity"], messages(story)[-1]["title"]) == (severity, title)
 
 
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("out/c.pt", "resume from out/c.pt"),
+        ("out/c.pt.partial", "good checkpoints: supervise checkpoints RUN"),
+        ("out/tmp-checkpoint-50/model.pt", "good checkpoints: supervise checkpoints RUN"),
+    ],
+)
+def test_nobody_is_sent_to_a_file_that_is_renamed(tell, path, advice):
+    story = crashing(tell)
+    data = {"phase": "saved", "cause": "SIGTERM", "signals": ["SIGTERM"], "path": path}
+    story.notice("preempt", "SIGTERM: a checkpoint", data=data)
+
+    assert messages(story)[-1]["next"] == advice
+
+
 # ── an end with code 0 before the planned length is SEV1, unless somebody asked for it ────────────
 
 

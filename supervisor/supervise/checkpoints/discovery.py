@@ -26,6 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..core.model.checkpoint_registry import is_partial
 from ..errors import StoreError
 from ..store import files
 from . import registry
@@ -85,7 +86,6 @@ def _sets(folder: Path) -> dict[str, dict[tuple[str, str], str]]:
     return sets
 
 
-PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 METADATA = ".metadata"
 MAX_INDEX = 64 << 20  # bytes; that of a model of a thousand layers takes some MB
 CLOCK_SLACK_NS = 250_000_000  # between a save and the times of its files; project default
@@ -142,11 +142,6 @@ def explain_unusable(patterns: Sequence[str], cwd: Path) -> str:
             return ""
         reasons.append(f"{Path(path).name}: {reason}")
     return reasons[-1] if reasons else f"nothing matches {', '.join(patterns)}"
-
-
-def is_partial(name: str) -> bool:
-    """Whether this file name marks an incomplete file."""
-    return name.endswith(PARTIAL) or name.startswith(("tmp-", ".tmp"))
 
 
 def find_checkpoint_root(path: str, matched: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import system
+from ..core.model.checkpoint_registry import is_partial
 from ..core.model.events import Notice
 from . import discovery
 from .discovery import CONTESTED, FOREIGN, FileIdentity, OwnershipResolver
@@ -276,7 +277,7 @@ class CheckpointTracker:
             entry = None
         if entry is not None and self._replaced(entry, discovery.stamp_files(entry.path)):
             entry = None
-        if entry is not None and discovery.is_partial(entry.name):
+        if entry is not None and is_partial(entry.name):
             pending = self._pending.get(entry.id)
             if pending is not None and pending.identity != report.identity:
                 entry = None  # the temporary name was reused before the last file was renamed
@@ -320,7 +321,7 @@ class CheckpointTracker:
         patience_s = 0.0 if ended else max(PATIENCE_S, settle_s)
         pending = self._pending.setdefault(entry.id, _Pending(now_s))
         current = discovery.stamp_files(entry.path)
-        if current is None or discovery.is_partial(entry.name):
+        if current is None or is_partial(entry.name):
             named = discovery.find_current_path(entry.path, pending.identity, entry.stamp)
             if named is not None and named != entry.path:
                 entry.path, current = named, discovery.stamp_files(named)
@@ -330,7 +331,7 @@ class CheckpointTracker:
             changes.any = True
         elif current and set(current) < set(entry.stamp) and self._held(entry):
             pass  # the directory is being removed
-        elif current is None or discovery.is_partial(entry.name):
+        elif current is None or is_partial(entry.name):
             # A file that existed is removed, unless this scan caught it during a rename.
             removed = current is None and pending.missed and (entry.stamp or pending.identity)
             pending.missed = current is None

@@ -28,6 +28,7 @@ from . import (
 )
 from .host_health import HEALTH_NOTICE
 from .incident import ACTING, HELD, OPEN, OVERDUE_S, QUIET_STEPS, Incident, Reason, RunbookExecution
+from .model.checkpoint_registry import is_temporary
 from .model.decisions import (
     ActionFailed,
     ActionRef,
@@ -121,6 +122,7 @@ def on_preempt_outcome(ctx: StepContext, event: Notice) -> None:
     if phase == "saved":
         job.preempted = reasons.Preempted(cause=cause, is_saved=True).text
         path = outcome.path or ""
+        path = "" if is_temporary(path) else path
         saved = run_notices.PreemptSaved(
             severity="SEV2", text=event.message, path=path, signals=signals
         )

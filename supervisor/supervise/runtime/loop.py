@@ -184,8 +184,9 @@ class FinalVerification:
         because nobody would look at it before it is needed. Whoever asked for the end, or has set
         a time for it, does not wait.
         """
-        state = self._processor.state
-        if process is self._process or state.job.end_requested or state.job.preempted:
+        state, job = self._processor.state, self._processor.state.job
+        is_ordered = job.stopping and job.stopped_by != "policy"
+        if process is self._process or job.end_requested or job.preempted or is_ordered:
             return False
         self._process = process
         back = may_come_back(self._processor.policy, state, process.returncode or 0)

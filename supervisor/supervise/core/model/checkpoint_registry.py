@@ -19,6 +19,7 @@ from .payload import CheckpointState
 WRONG_START = "saved by a launch that did not go on from its checkpoint"
 FULL, WEIGHTS_ONLY, UNKNOWN = "full", "weights only", "unknown"
 NEVER = (inf, inf)
+PARTIAL = (".partial", ".tmp", ".temp", ".incomplete", ".part", ".writing")
 KEPT = 64  # newest ones that decisions look at; far more than any guard pins
 
 
@@ -101,9 +102,13 @@ class Checkpoints:
         self._saves = [save for save in self._saves if (save.attempt, save.step) != then]
 
     def unverified(self, before_step: float) -> Checkpoint | None:
-        """Return the newest reported save from before a step that has no verdict yet."""
+        """Return the newest reported save from before a step that has no verdict yet.
+
+        Of one that is renamed behind its report the path is not known.
+        """
         judged = {(c.attempt, c.step) for c in self._known.values()}
         saves = (s for s in self._saves if 0 <= s.step < before_step and not s.trial)
+        saves = (s for s in saves if not is_temporary(s.path))
         return max(
             (s for s in saves if (s.attempt, s.step) not in judged and not self._is_wrong_start(s)),
             key=lambda save: (save.step, save.attempt),
@@ -193,6 +198,16 @@ class Checkpoints:
     def on_trial(self) -> frozenset[str]:
         """Return the ids of those that may still turn out to be good, or suspect."""
         return frozenset(name for name, checkpoint in self._known.items() if checkpoint.trial)
+
+
+def is_partial(name: str) -> bool:
+    """Return whether this file name marks an incomplete file."""
+    return name.endswith(PARTIAL) or name.startswith(("tmp-", ".tmp"))
+
+
+def is_temporary(path: str) -> bool:
+    """Return whether a saved file, or its directory, is to be renamed."""
+    return any(is_partial(name) for name in path.rstrip("/").split("/")[-2:])
 
 
 def choose_checkpoint(good: Iterable[Checkpoint], step: float) -> Checkpoint | None:
