@@ -21,22 +21,39 @@ def sent(hook, message):
 @pytest.mark.parametrize(
     ("fields", "action", "dedup"),
     [
-        ({}, "trigger", "run-1:inc-1"),
-        ({"kind": "updated", "acknowledged_by": "anna"}, "acknowledge", "run-1:inc-1"),
-        ({"kind": "closed", "severity": "INFO"}, "resolve", "run-1:inc-1"),
-        ({"kind": "finished", "severity": "SEV0"}, "trigger", "run-1:inc-1"),
+        ({}, "trigger", "run-1:inc-1:SEV1"),
+        ({"kind": "updated", "incident_severity": "SEV0"}, "trigger", "run-1:inc-1:SEV0"),
+        ({"kind": "finished", "severity": "SEV0"}, "trigger", "run-1:inc-1:SEV0"),
         ({"kind": "finished", "incident": None}, "trigger", "run-1:end"),
         ({"kind": "watcher", "incident": None}, "trigger", "run-1:7"),
     ],
 )
-def test_an_incident_is_one_alert(sent, fields, action, dedup):
-    """From its opening to its end; a failed end of the run leaves it open."""
+def test_an_incident_is_an_alert_per_severity(sent, fields, action, dedup):
+    """What is worse pages again, also those who acknowledged it; a failed end leaves it open."""
     event = sent(**fields)
 
     assert (event["event_action"], event["dedup_key"]) == (action, dedup)
     assert event["routing_key"] == KEY
     severity = "critical" if fields.get("severity") == "SEV0" else "error"
-    assert event.get("payload", {}).get("severity") == (severity if action == "trigger" else None)
+    assert event["payload"]["severity"] == severity
+
+
+@pytest.mark.parametrize(
+    ("fields", "action"),
+    [
+        ({"kind": "updated", "acknowledged_by": "anna"}, "acknowledge"),
+        ({"kind": "closed", "severity": "INFO"}, "resolve"),
+    ],
+)
+def test_all_alerts_of_an_incident_end(hook, message, fields, action):
+    PagerDutySender(KEY, hook.url).send(message(**fields), key="run-1:7")
+
+    events = [json.loads(body) for _, _, body in hook.requests]
+    assert {event["event_action"] for event in events} == {action}
+    assert [event["dedup_key"] for event in events] == [
+        f"run-1:inc-1:SEV{number}" for number in range(3)
+    ]
+    assert not any("payload" in event for event in events)
 
 
 def test_a_good_end_raises_nothing(hook, message):

@@ -113,6 +113,7 @@ class MessageDraft:
     def decision(self, kind: str, step: int, attempt: int) -> Notified:
         """Return the message as a record for the audit log."""
         incident = self.incident
+        same = incident is not None and incident.severity == self.severity
         message = MessageText(
             kind=kind,
             severity=self.severity,
@@ -127,6 +128,7 @@ class MessageDraft:
             rules=() if incident is None else tuple(incident.rules),
             request=self.request,
             acknowledged_by=self.acknowledged_by,
+            incident_severity="" if incident is None or same else incident.severity,
             to_all=self.to_all,
             form=self.form,
             facts=self.facts,

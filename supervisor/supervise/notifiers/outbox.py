@@ -51,6 +51,7 @@ def message_of(
         rules=tuple(text.rules),
         request=text.request,
         acknowledged_by=text.acknowledged_by,
+        incident_severity=text.incident_severity,
         form=text.form,
         rule=str(text.facts.get("rule", "")),
         subject=str(text.facts.get("subject", "")),

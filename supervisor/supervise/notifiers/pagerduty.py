@@ -1,8 +1,9 @@
-"""PagerDuty, by its Events API v2: an incident is one alert there, which its end resolves.
+"""PagerDuty, by its Events API v2: an incident is one alert there per severity that it has had.
 
-The deduplication key is "run:incident". A failed end of the run leaves the alert open, since nobody
-has repaired anything. PagerDuty ignores an event with the key of an open alert, so that a message
-that arrives twice is no second page.
+The deduplication key is "run:incident:severity". PagerDuty pages for none of an open alert: so a
+message that arrives twice is no second page, and an incident that somebody acknowledged there would
+be one no more when it became worse. Its end resolves all its alerts; a failed end of the run leaves
+them open, since nobody has repaired anything.
 
 Source: https://developer.pagerduty.com/docs/send-alert-event
 """
@@ -10,10 +11,11 @@ Source: https://developer.pagerduty.com/docs/send-alert-event
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.model.decisions import SEVERITIES
 from ..core.model.interfaces import CLOSED, FINISHED, Message, Severity
 from ._channel_settings import (
     TIMEOUT_S,
@@ -28,14 +30,14 @@ from ._channel_settings import (
 
 MAX_BYTES = 100_000  # PagerDuty takes 512 kB
 MAX_KEY = 255  # characters
-SEVERITIES = {"SEV0": "critical", "SEV1": "error", "SEV2": "warning", "INFO": "info"}
+LEVELS = {"SEV0": "critical", "SEV1": "error", "SEV2": "warning", "INFO": "info"}
 URL = "https://events.pagerduty.com/v2/enqueue"
 URL_EU = "https://events.eu.pagerduty.com/v2/enqueue"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagerDuty(ChannelSettings):
-    """Alerts in PagerDuty, one per incident.
+    """Alerts in PagerDuty, one per incident, and another one where it becomes worse.
 
     Attributes:
         key_env: the environment variable that holds the integration key (Events API v2).
@@ -76,28 +78,33 @@ class PagerDutySender:
         """Deliver. Raises NotifyError."""
         if message.kind == FINISHED and message.severity == "INFO":
             return "a good end is no alert, nothing sent"
-        return self._poster.post(build_pagerduty_event(message, self._key, key), {})
+        answers = [self._poster.post(event, {}) for event in _events(message, self._key, key)]
+        return answers[-1]
 
 
-def build_pagerduty_event(message: Message, routing_key: str, key: str) -> bytes:
-    """Return the JSON of the event. `key`: of the message."""
+def _events(message: Message, routing_key: str, key: str) -> Iterator[bytes]:
+    """Yield the JSON of each event. `key`: of the message."""
     action = "resolve" if message.kind == CLOSED else "trigger"
     action = "acknowledge" if message.acknowledged_by else action
-    event = {
-        "routing_key": routing_key,
-        "event_action": action,
-        "dedup_key": make_dedup_key(message, key),
-    }
+    event = {"routing_key": routing_key, "event_action": action}
     if action == "trigger":
-        event["client"] = "supervise"
-        return fit_payload(lambda share: {**event, "payload": _payload(message, share)}, MAX_BYTES)
-    return fit_payload(lambda _: event, MAX_BYTES)
+        event |= {"dedup_key": _dedup_key(message, key), "client": "supervise"}
+        yield fit_payload(lambda share: {**event, "payload": _payload(message, share)}, MAX_BYTES)
+        return
+    for severity in SEVERITIES:  # PagerDuty ignores those of an alert that was never triggered
+        event["dedup_key"] = _dedup_key(message, key, severity)
+        yield fit_payload(lambda _: event, MAX_BYTES)
 
 
-def make_dedup_key(message: Message, key: str) -> str:
-    """Return "run:incident"; of a message about none "run:end", or the key of the message."""
-    subject = message.incident or ("end" if message.kind == FINISHED else "")
-    text = f"{message.run}:{subject}" if subject else key
+def _dedup_key(message: Message, key: str, severity: str = "") -> str:
+    """Return "run:incident:severity", by default of the worse of message and incident.
+
+    Of a message about no incident it is "run:end", or the key of the message.
+    """
+    text = f"{message.run}:end" if message.kind == FINISHED else key
+    if message.incident is not None:
+        own = min(message.severity, message.incident_severity or "INFO", key=[*LEVELS].index)
+        text = f"{message.run}:{message.incident}:{severity or own}"
     return text if len(text) <= MAX_KEY else hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -113,7 +120,7 @@ def _payload(message: Message, share: float) -> dict[str, Any]:
     return {
         "summary": clip_text(message.title, 1024),
         "source": message.host or message.run,
-        "severity": SEVERITIES[message.severity],
+        "severity": LEVELS[message.severity],
         "component": cut(message.job, 200) or message.run,
         "group": message.run,
         **({"timestamp": message.at} if message.at else {}),

@@ -517,6 +517,7 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind: one of `interfaces.KINDS`. step: newest one. rules: of the incident.
         lead, steps, live_steps: what comes next; see `Advice`. next: the same in one line.
         request: id of the approval that is asked for. acknowledged_by: an operator.
+        incident_severity: where it is another than that of the message.
         to_all: it goes to every channel, whatever its least severity.
         form, facts: the class of the newest notice in it, and its fields; see `notices`.
     """
@@ -531,6 +532,7 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rules: Sequence[str]
     request: str = ""
     acknowledged_by: str = ""
+    incident_severity: str = ""
     to_all: bool = False
     lead: Lead | None = None
     steps: Steps | None = None  # None: of a record that has them in `next` alone

@@ -294,6 +294,7 @@ class Message:
         rules: ids of those that fired in the incident.
         request: id of the approval that is asked for, "" for none.
         acknowledged_by: the operator who has just acknowledged the incident, "" for nobody.
+        incident_severity: of the incident, "" where it is `severity`, or for none.
         at: when it was decided, UTC ISO-8601.
         form, rule, subject: the class of its notice, the rule in it, and what that is about; see
             `notices`.
@@ -320,6 +321,7 @@ class Message:
     rules: Sequence[str] = ()
     request: str = ""
     acknowledged_by: str = ""
+    incident_severity: str = ""
     at: str = ""
     form: str = ""
     rule: str = ""
