@@ -196,6 +196,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"judged": Judged.OTHER_DATA, "probe_before": None},
         {"judged": Judged.UNDECIDED},
         {"judged": Judged.UNJUDGED, "probe": None, "probe_before": None},
+        {"probe": None},
     ],
     "RequestUnknown": [dict.fromkeys(("waiting", "runbook"))],
     "RequestOver": [{"is_same": False}, dict.fromkeys(("waiting", "runbook"))],

@@ -57,9 +57,12 @@ class Template(Struct, frozen=True, kw_only=True):
                 yield Step(*clause)
 
     def _clause(self, *templates: str) -> tuple[str, ...]:
-        """Return the filled templates of one clause, () where all its fields are empty."""
+        """Return the filled templates of one clause, () where it says nothing.
+
+        That is where all its fields are empty, or one is None, which has no text.
+        """
         facts = {fact: getattr(self, fact) for text in templates for fact in FIELD.findall(text)}
-        if facts and all(value in UNKNOWN for value in facts.values()):
+        if facts and (all(v in UNKNOWN for v in facts.values()) or None in facts.values()):
             return ()
         return tuple(text.format_map(facts) for text in templates)
 
