@@ -81,7 +81,10 @@ class TokenIndex:
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
-            head = json.loads(file.read(HEAD).rstrip(b"\0"))
+            try:
+                head = json.loads(file.read(HEAD).rstrip(b"\0"))
+            except ValueError:
+                raise ValueError(f"{path} is no index of `supervise data check`") from None
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         self.gram, self.base, self.digest = head["gram"], head["base"], head["digest"]
         self.least = self.gram + head["stride"] - 1

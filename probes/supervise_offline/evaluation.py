@@ -19,6 +19,7 @@ import math
 import os
 import random
 import signal
+import stat
 import sys
 import time
 import zlib
@@ -744,6 +745,8 @@ def explain(error: BaseException) -> str:
     """Return one sentence."""
     if isinstance(error, UnknownError):
         return str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     text = (str(error).strip().splitlines() or [""])[0][:300]
     full = isinstance(error, MemoryError) or "allocate memory" in text
     return f"{'out of memory' if full else type(error).__name__}: {text}"
@@ -758,11 +761,12 @@ def open_tokens(path: str, classes: int) -> tuple[str, Callable[[int, int], list
     Raises:
         UnknownError: it is of another form, or has other tokens than the model.
     """
-    if not path.endswith(".bin"):
-        raise UnknownError(f"{path} is no file of token ids (.bin, uint16 or uint32)")
     kind = "H" if classes <= 1 << 16 else "I"
     size = array.array(kind).itemsize
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    about = os.fstat(fd)
+    if not (path.endswith(".bin") and stat.S_ISREG(about.st_mode)) or about.st_size % size:
+        raise UnknownError(f"{path} is no file of token ids (.bin, uint16 or uint32)")
 
     def read(start: int, count: int) -> list[int]:
         values = array.array(kind, os.pread(fd, count * size, start * size)).tolist()
@@ -776,7 +780,7 @@ def open_tokens(path: str, classes: int) -> tuple[str, Callable[[int, int], list
             f"{path} looks like uint32: of a model of {classes:,} tokens it is read as uint16, as "
             "of every model of up to 65,536"
         )
-    return kind, read, os.fstat(fd).st_size // size
+    return kind, read, about.st_size // size
 
 
 def prove_any(evaluation: Evaluation, fills: Iterator[None], request: Mapping[str, Any]) -> float:

@@ -62,7 +62,11 @@ def test_an_evaluation_says_why_there_is_none(run, supervise):
     assert bad[0] == 1 and "only a verified one" in json.loads(bad[1])["reason"]
     assert missing[0] == 64 and "supervise checkpoints" in missing[2]
     (held_out := run / "a=b.bin").touch()
-    for val, why in ((["no.bin"], "there is no file"), ([f"a={held_out}"] * 2, "has the name a")):
+    for val, why in (
+        (["no.bin"], "there is no file"),
+        ([f"a={held_out}"] * 2, "has the name a"),
+        ([f"a/b={held_out}"], "'a/b' is no name"),
+    ):
         options = [part for each in val for part in ("--val", each)]
         refused = supervise("checkpoint", "eval", "ckpt-2", "--run", run, *options)
         assert refused[0] == 64 and why in refused[2]
@@ -136,23 +140,11 @@ def test_crossed_evaluations_tell_a_changed_model_from_a_changed_harness(
     keep_run, supervise, tmp_path, weights, data, verdict
 ):
     """Nothing of them is kept for the next evaluation."""
-    (python := tmp_path / "python").write_text(EVALUATOR)
-    python.chmod(0o755)
-    run = keep_run([]).path
-    (run / "batch.pt").touch()
-    (run / f"structure.{32 * '0'}.pkl").touch()
-    register = Register(run)
-    for step, loss in enumerate((2.0, 2.0 + weights)):
-        (path := tmp_path / f"{step}.pt").write_text(str(loss))
-        facts = {"path": str(run / "batch.pt"), "value": 1.0, "model": 32 * "0"}
-        entry = register.add(str(path), step=step, state="verified", probe_batch=facts)
-        entry.stamp, entry.python = stamp_files(str(path)), str(python)
-    register.write()
+    run = evaluated_run(keep_run, tmp_path, (2.0, 2.0 + weights))
     for name, loss in (("old", 0.0), ("new", data)):
         (tmp_path / name).write_text(str(loss))
         evaluate = f"{{val: {{held: {tmp_path / name}}}, tasks: {{include: t, names: [a]}}}}"
-        text = f"version: supervise/v1\npolicy: {name}\nuse: [quality]\n"
-        (tmp_path / f"{name}.yaml").write_text(f"{text}job: {{evaluate: {evaluate}}}\n")
+        write_policy(tmp_path / f"{name}.yaml", evaluate)
     policies = [str(tmp_path / f"{name}.yaml") for name in ("old", "new")]
 
     argv = ["checkpoint", "cross", "ckpt-1", "ckpt-2", "--run", run, "--harness", *policies]
@@ -165,3 +157,40 @@ def test_crossed_evaluations_tell_a_changed_model_from_a_changed_harness(
     assert row["verdict"] == verdict and not document["unknown"]
     assert row["values"] == [2.0, 2.0 + weights, 2.0 + data, 2.0 + weights + data]
     assert unknown[0] == 64
+
+
+def test_crossed_evaluations_that_share_no_metric_say_what_is_missing(
+    keep_run, supervise, tmp_path
+):
+    run = evaluated_run(
+        keep_run, tmp_path, (2.0, 3.0), EVALUATOR.replace('"errors"', '"unmeasured"')
+    )
+    write_policy(policy := tmp_path / "p.yaml", f"{{val: {{held: {tmp_path / '0.pt'}}}}}")
+    argv = ["checkpoint", "cross", "ckpt-1", "ckpt-2", "--run", run, "--harness", policy, policy]
+
+    code, out, _ = supervise(*argv)
+
+    assert code == 1 and out.startswith("UNKNOWN: no metric has a standard error in all four")
+    assert json.loads(supervise(*argv, "--json")[1])["metrics"] == []
+
+
+def evaluated_run(keep_run, folder, losses, evaluator=EVALUATOR):
+    """Register a checkpoint for each loss, with the interpreter that evaluates them."""
+    (python := folder / "python").write_text(evaluator)
+    python.chmod(0o755)
+    run = keep_run([]).path
+    (run / "batch.pt").touch()
+    (run / f"structure.{32 * '0'}.pkl").touch()
+    register = Register(run)
+    for step, loss in enumerate(losses):
+        (path := folder / f"{step}.pt").write_text(str(loss))
+        facts = {"path": str(run / "batch.pt"), "value": 1.0, "model": 32 * "0"}
+        entry = register.add(str(path), step=step, state="verified", probe_batch=facts)
+        entry.stamp, entry.python = stamp_files(str(path)), str(python)
+    register.write()
+    return run
+
+
+def write_policy(path, evaluate):
+    text = "version: supervise/v1\npolicy: one\nuse: [quality]\n"
+    path.write_text(f"{text}job: {{evaluate: {evaluate}}}\n")

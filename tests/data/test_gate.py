@@ -267,6 +267,21 @@ ends = lambda texts: os._exit(9)
         ("drill mix {0}/d {0}/out", "two sources"),
         ("drill leak {0}/d {0}/out", "--val PATH"),
         ("drill dup {0}/d {0}/d", "is not empty"),
+        ("drill dup {0}/d {0}/d/copy", "lies in"),
+        ("drill dup {0}/d {0}/wrong.json", "is no folder"),
+        ("drill dup {0}/d {0}/wrong.json/copy", "cannot write"),
+        ("drill dup {0}/fifo {0}/out", "is a pipe or a device"),
+        ("drill dup {0}/empty {0}/out", "no file of a known format"),
+        ("drill dup {0}/damaged {0}/out", "no document could be read: no JSON"),
+        ("check {0}/fifo", "write its data to a file first"),
+        ("check {0}/damaged", "no document could be read: no JSON"),
+        ("check {0}/d --rejects short={0}/none", "no folder"),
+        ("check {0}/d --rejects {0}/none", "none: No such file"),
+        ("check {0}/d --prompts {0}/empty", "has no prompt"),
+        ("check {0}/d --prompts {0}/d", "a line without a prompt"),
+        ("check {0}/d --tokenizer {0}/none", "a tokenizer.json"),
+        ("check {0}/d --part 3/2 --work {0}/w", "0/100 to 100/100"),
+        ("check {0}/d --index {0}/fifo", "is no file"),
     ],
 )
 def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
@@ -276,12 +291,90 @@ def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
     write_lines(tmp_path / "ids/a.jsonl", [{"input_ids": [1, 2]}])
     (tmp_path / "wrong.json").write_text('{"length": {"gone": 3, "total": 30}}')
     (tmp_path / "bad_scorer.py").write_text(BAD_SCORER)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged.jsonl").write_bytes(b"\x00\xff" * 500)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged.jsonl").rename(tmp_path / "damaged/a.jsonl")
+    os.mkfifo(tmp_path / "fifo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "bad_scorer", raising=False)
+
+    before = {*tmp_path.rglob("*")}
 
     code = invoke(["data", *argv.format(tmp_path).split()])
 
     caught = capsys.readouterr()
     assert code in (64, 65)
-    assert message in caught.err
+    assert message in caught.err and len(caught.err.splitlines()) <= 4
+    assert {p for p in tmp_path.rglob("*") if "__pycache__" not in p.parts} == before
+
+
+@pytest.mark.parametrize("option", ["manifest", "report", "junit", "index"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_data_is_read(
+    option, tmp_path, check
+):
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    path = tmp_path / "d/a.jsonl/none"
+
+    done = check(tmp_path / "d", "--work", tmp_path / "work", f"--{option}", path)
+
+    assert done.code == 64 and f"cannot write {path}" in done.errors
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("option", ["manifest", "report", "junit"])
+def test_an_output_to_a_pipe_or_a_device_goes_through_it_and_replaces_nothing(
+    option, tmp_path, check
+):
+    """A link as /dev/stdout is one to an open file: it was exchanged for a file, for everybody."""
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    pipe, copy = tmp_path / "pipe", tmp_path / "copy"
+    os.mkfifo(pipe)
+    with copy.open("wb") as target, subprocess.Popen(["cat", pipe], stdout=target):
+        done = check(tmp_path / "d", f"--{option}", pipe)
+    with copy.open("r+b") as target:
+        again = check(tmp_path / "d", f"--{option}", f"/proc/self/fd/{target.fileno()}")
+
+    assert done.code == again.code == 0 and pipe.is_fifo()
+    assert copy.stat().st_size > 100 and not [*tmp_path.glob("*.parts")]
+
+
+# ── interruptions ─────────────────────────────────────────────────────────────────────────────────
+
+
+def start(*argv: object) -> subprocess.Popen[str]:
+    """Start `supervise data` in a group of its own, as a terminal does."""
+    command = [sys.executable, "-m", "supervise", "data", *map(str, argv)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
+
+
+@pytest.fixture
+def large(tmp_path):
+    for number in range(6):
+        write_lines(tmp_path / f"d/{number}.jsonl", prose(4000, number))
+    return tmp_path / "d"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_drill_that_is_interrupted_leaves_no_part_of_a_copy(number, large, tmp_path):
+    job = start("drill", "dup", large, tmp_path / "copy")
+    wait_until(lambda: [*tmp_path.glob("copy/*.jsonl")])
+    os.killpg(job.pid, number)
+
+    assert "supervise: interrupted; next: " in job.communicate()[1]
+    assert job.returncode == 130 and not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_check_by_several_processes_that_is_interrupted_leaves_none(number, large, tmp_path):
+    """Killed, they waited for work for ever; by Ctrl-C, each of them printed where it was."""
+    job = start("check", large, "--jobs", 3, "--work", tmp_path / "work")
+    wait_until(lambda: [*tmp_path.glob("work/*.msgpack")])
+    (os.kill if number == signal.SIGKILL else os.killpg)(job.pid, number)
+    errors = job.communicate()[1]  # all of them have it open
+
+    assert job.returncode == (-9 if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert errors.strip().startswith("supervise: interrupted; next: ")
+        assert len(errors.strip().splitlines()) == 1

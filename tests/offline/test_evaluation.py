@@ -581,7 +581,11 @@ def test_a_measure_that_fails_or_cannot_be_told_leaves_the_others(evaluate, tmp_
     job = Job(tmp_path, kind=NoGradients)
     held = tmp_path / "held.bin"
     held.write_bytes(array.array("I", [n % CLASSES for n in range(500)]).tobytes())
-    found = evaluate(job.request(val={"held": str(held)}, tokens=1000))
+    (odd := tmp_path / "odd.bin").write_bytes(bytes(301))
+    os.mkfifo(fifo := tmp_path / "fifo.bin")
+    files = {"held": held, "odd": odd, "fifo": fifo, "lost": tmp_path / "lost.bin"}
+    val = {name: str(path) for name, path in files.items()}
+    found = evaluate(job.request(val=val, tokens=1000, index=str(odd)))
     document = torch.load(tmp_path / "batch.pt")
     targets = (job.window[:, 1:-1].flatten(), CLASSES, -100, ROWS, ROWS * (LENGTH - 1))
     torch.save({**document, "targets": targets}, tmp_path / "batch.pt")
@@ -589,7 +593,12 @@ def test_a_measure_that_fails_or_cannot_be_told_leaves_the_others(evaluate, tmp_
 
     assert found["now"] == found["was"] and "checkpoint_probe_loss" in found["values"]
     assert "out of memory" in found["unmeasured"]["curvature_trace_est"]
-    assert "uint32" in found["unmeasured"]["checkpoint_val_loss.held"]
+    reasons = {name: found["unmeasured"][f"checkpoint_val_loss.{name}"] for name in files}
+    assert "uint32: of" in reasons["held"]
+    assert reasons["odd"] == f"{odd} is no file of token ids (.bin, uint16 or uint32)"
+    assert reasons["fifo"].startswith(f"{fifo} is no file of token ids")
+    assert reasons["lost"] == f"{files['lost']}: No such file or directory"
+    assert "is no index" in found["unmeasured"]["memorization_rate"]
     assert "checkpoint_probe_loss" in shifted["unmeasured"]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +136,8 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
       supervise data check /data --work /w --part $SLURM_ARRAY_TASK_ID/100
 
     Exit codes: 0 the gate passed; 1 it failed; 64 wrong usage, or a folder cannot be written;
-    65 nothing can be read, the scorer fails, a process was killed, or a package is missing.
+    65 nothing can be read, the scorer fails, a process was killed, or a package is missing; 130
+    interrupted.
     """
     from ..data import build_check
     from ..data.manifest import encode_manifest, judge_numbers, read_manifest
@@ -145,8 +148,9 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     request = _request(paths, options)
     rejects = build_check.read_filter_stages(options["rejects"], request.fields)
     prompts = options["prompts"] and build_check.read_prompts(options["prompts"])
-    with _folder(options, request) as (folder, is_own):
+    with _interrupted_by_term(), _folder(options, request) as (folder, is_own):
         checking = build_check.BuildCheck(request, folder)
+        _check_outputs(options, checking)
         with progress_line("data") as report:
             left = checking.run(report)
         if request.part is not None:
@@ -161,7 +165,9 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
         manifest.prompts = prompts
         judge_numbers(manifest, base)
         if not manifest.counts.documents:
-            raise InputError("no document could be read", hint=_first_reason(manifest))
+            reason = next(iter(manifest.counts.reasons), "the files are empty")
+            hint = "--text-field NAME, where the text is in another field"
+            raise InputError(f"no document could be read: {reason}", hint=hint)
         findings = judge(policy, manifest, options["fail_on"])
         _write(options["manifest"], encode_manifest(manifest))
         _write_index(options["index"], checking, options["tokenizer"])
@@ -204,7 +210,8 @@ def drill(
       supervise data drill dup:rate=0.3 data/ /tmp/faulty
       supervise data check /tmp/faulty --baseline data.json
 
-    Exit codes: 0 written; 64 wrong usage; 65 the data cannot be read.
+    Exit codes: 0 written; 64 wrong usage, or the copy cannot be written; 65 the data cannot be
+    read; 130 interrupted: nothing is left.
     """
     from ..data import planted_faults
 
@@ -212,7 +219,8 @@ def drill(
         raise UsageError("no folder for the copy", hint="supervise data drill KIND PATH OUT")
     name, rate = planted_faults.parse_fault(fault)
     *sources, out = paths
-    before, after = planted_faults.plant_fault(name, rate, sources, out, val, rejects, seed)
+    with _interrupted_by_term():
+        before, after = planted_faults.plant_fault(name, rate, sources, out, val, rejects, seed)
     about = planted_faults.FAULTS[name]
     echo(f"{out}: {after} documents of {before}; {name} at {rate:g} {about.meaning}")
     echo(f"expected: rule {PACK}.{about.rule}")
@@ -330,6 +338,8 @@ def _request(paths: tuple[Path, ...], options: Mapping[str, Any]) -> Request:
         if options["work"] is None:
             raise UsageError("--part needs a folder for its results", hint="add --work DIR")
         part = int(number), int(count)
+        if part[0] > part[1]:
+            raise UsageError(f"--part {options['part']}: there is none", hint="0/100 to 100/100")
     return Request(
         paths=paths,
         val=options["val"],
@@ -349,11 +359,24 @@ def _request(paths: tuple[Path, ...], options: Mapping[str, Any]) -> Request:
 
 
 @contextmanager
+def _interrupted_by_term() -> Iterator[None]:
+    """Let SIGTERM, as of a batch system, end a pass as Ctrl-C does: nothing unfinished is left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _folder(options: Mapping[str, Any], request: Request) -> Iterator[tuple[Path, bool]]:
     """Yield where results of pieces are kept, and whether they are removed at the end."""
     if options["work"] is not None:
         yield options["work"], False
-    elif options["manifest"] is not None:
+    elif options["manifest"] is not None and not files.is_stream(options["manifest"]):
         target = options["manifest"]
         yield target.with_name(f"{target.name}.parts"), True
     else:
@@ -373,9 +396,22 @@ def _next_sum(ctx: click.Context) -> str:
     return f"next: {shlex.join([PROGRAM, *argv, '--manifest', 'data.json'])}"
 
 
-def _first_reason(manifest: Manifest) -> str:
-    reason = next(iter(manifest.counts.reasons), "the files are empty")
-    return f"the first reason: {reason}"
+def _check_outputs(options: Mapping[str, Any], checking: BuildCheck) -> None:
+    """Refuse what could not be written when all is read. Raises StoreError, InputError."""
+    from ..data.duplicates import needs_tokenizer
+
+    for name in ("manifest", "report", "index", "junit"):
+        if (path := options[name]) is None:
+            continue
+        try:
+            files.require_writable(path)
+        except OSError as error:
+            hint = f"--{name} in a folder that you can write"
+            raise StoreError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+    if options["index"] is not None:
+        if files.is_stream(options["index"]):
+            raise UsageError(f"{options['index']} is no file", hint="--index FILE")
+        needs_tokenizer(checking.training, options["tokenizer"])
 
 
 def _write(path: Path | None, data: bytes) -> None:

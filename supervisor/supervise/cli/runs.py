@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import socket
 import time
@@ -28,7 +29,7 @@ from ..checkpoints.verification import (
 )
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain_json
-from ..core.model.policy import Checkpoints, Evaluate
+from ..core.model.policy import WORD, Checkpoints, Evaluate
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..runtime import host
 from ..store import files, run_records
@@ -571,7 +572,8 @@ def evaluate_command(
       supervise checkpoint eval ckpt-3
       supervise checkpoint eval out/ckpt_200.pt --run 7f3a9c --val held=val.bin
 
-    Exit codes: 0; 1 it could not be measured; 64 no such checkpoint.
+    Exit codes: 0; 1 it could not be measured; 64 wrong usage, or no such run or checkpoint; 65 the
+    policy has errors; 130 interrupted.
     """
     evaluator = _Evaluator.of_run(name)
     entry = evaluator.find(checkpoint)
@@ -676,7 +678,8 @@ def cross_command(
     Examples:
       supervise checkpoint cross ckpt-3 ckpt-9 --harness old.yaml new.yaml
 
-    Exit codes: 0; 1 one of the four could not be measured; 64 no such checkpoint.
+    Exit codes: 0; 1 one of the four could not be measured, or nothing to compare; 64 wrong usage,
+    or no such run or checkpoint; 65 a policy has errors; 130 interrupted.
     """
     evaluator = _Evaluator.of_run(name)
     entries, settings = [evaluator.find(c) for c in (old, new)], [*map(_settings_of, policies)]
@@ -684,6 +687,8 @@ def cross_command(
     reasons = list(dict.fromkeys(cell.reason for cell in cells if cell.reason))
     shared = [metric for metric in cells[0].errors if all(metric in c.errors for c in cells)]
     rows = [_cross_row(metric, cells) for metric in sorted(shared)]
+    if not (rows or reasons):
+        reasons = ["no metric has a standard error in all four: evaluate: {val: ...}, or tasks"]
     if as_json:
         echo_json({"unknown": reasons, "metrics": [asdict(row) for row in rows]})
     else:
@@ -691,7 +696,8 @@ def cross_command(
             echo(f"UNKNOWN: {reason}")
         labels = [f"{e.id} by {policy}" for policy in policies for e in entries]
         table = [(r.metric, *map(format_number, r.values), r.verdict) for r in rows]
-        print_table(table, ("metric", *labels, "moved by"))
+        if table:
+            print_table(table, ("metric", *labels, "moved by"))
         for cell in cells:
             for metric, why in cell.unmeasured.items():
                 echo(f"{metric}: UNKNOWN: {why}")
@@ -742,6 +748,8 @@ def _held_out(pairs: Sequence[str]) -> dict[str, str]:
     files: dict[str, str] = {}
     for pair in pairs:
         name, file = pair.split("=", 1) if "=" in pair else ("val", pair)
+        if not re.fullmatch(WORD, name):
+            raise UsageError(f"--val {pair}: {name!r} is no name", hint="--val held=FILE")
         path = Path(file).absolute()
         if not path.exists():
             raise UsageError(f"--val {pair}: there is no file {path}")

@@ -186,7 +186,8 @@ def _export(page: Any, run: str, target: Path) -> None:
     )
     page.close()
     try:
-        files.replace_file(target.absolute(), raw, durable=False)
+        with files.replacing_file(target.absolute(), shared=True) as file:
+            file.write(raw)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     echo(f"{target}: {len(raw) / 1e3:.0f} kB; it opens without a server")

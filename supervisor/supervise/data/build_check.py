@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from importlib import metadata
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from ..store import files
 from . import duplicates
 from .corpus import Damage, Document, Fields, Ignored, Piece, documents, list_pieces, need
 from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
-from .text_metrics import TextMetrics, scorer_digest
+from .text_metrics import TOKENIZER, TextMetrics, scorer_digest
 
 FULL, CHEAP = "full", "cheap"
 LARGE = 50 << 30  # bytes on disk above which only the cheap metrics are taken; project default
@@ -35,6 +38,8 @@ SAMPLED_BYTES = 64 << 10  # of a document, in the sample for shared stretches
 REPORT_S = 0.25
 LIBRARIES = ("rensa", "xxhash", "pycld2", "phonenumbers", "python-stdnum", "tokenizers")
 MAX_REASONS = 20
+REJECTS = 'datatrove\'s stats.json, {"stage": {"dropped": 1, "total": 10}}, or NAME=FOLDER'
+PROMPTS = "JSON lines with a prompt each"
 
 Report = Callable[[int, int, str], None]
 
@@ -85,7 +90,7 @@ def settings_of(request: Request, size: int) -> Settings:
         try:
             raw = Path(tokenizer).read_bytes()
         except OSError as error:
-            raise InputError(f"{tokenizer}: {error.strerror}") from error
+            raise InputError(f"{tokenizer}: {error.strerror}", hint=TOKENIZER) from error
         tokenizer = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     return Settings(
         level=request.level or (CHEAP if size > LARGE else FULL),
@@ -101,6 +106,14 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def known_pieces(path: Path) -> tuple[list[Piece], dict[str, str]]:
+    """Return what `list_pieces` does of data, of which there is some. Raises InputError."""
+    pieces, ignored = list_pieces(path)
+    if not pieces:
+        raise InputError(f"{path} has no file of a known format", hint=_seen(ignored))
+    return pieces, ignored
 
 
 class BuildCheck:
@@ -119,9 +132,7 @@ class BuildCheck:
         self.ignored: dict[str, str] = {}
         for out, paths in ((False, request.paths), (True, request.val)):
             for path in paths:
-                pieces, ignored = list_pieces(path)
-                if not pieces:
-                    raise InputError(f"{path} has no file of a known format", hint=_seen(ignored))
+                pieces, ignored = known_pieces(path)
                 self.pieces += pieces
                 self._held_out += [out] * len(pieces)
                 self.ignored |= ignored
@@ -162,20 +173,28 @@ class BuildCheck:
     def _run_workers(
         self, todo: Sequence[tuple[int, Piece]], jobs: int, progress: Progress
     ) -> None:
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            tasks = {pool.submit(measure_piece, self._plan, i, p): p for i, p in todo}
-            try:
-                for task in as_completed(tasks):
-                    task.result()
-                    progress.finish(tasks[task])
-            except BrokenExecutor as error:
-                raise InputError(
-                    "a process of the check was ended, as where memory is short",
-                    hint="fewer --jobs; with --work DIR it goes on where it was",
-                ) from error
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ProcessPoolExecutor(jobs, get_context("spawn"), end_silently)
+        tasks: dict[Future[None], Piece] = {}
+        try:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # is inherited
+            tasks |= {pool.submit(measure_piece, self._plan, i, p): p for i, p in todo}
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for task in as_completed(tasks):
+                task.result()
+                progress.finish(tasks[task])
+        except BrokenExecutor as error:
+            raise InputError(
+                "a process of the check was ended, as where memory is short",
+                hint="fewer --jobs; with --work DIR it goes on where it was",
+            ) from error
+        except KeyboardInterrupt:
+            for process in active_children():  # a piece takes up to a minute
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            tasks.clear()
+            del pool  # an exception keeps this frame, and its semaphores would count as lost
 
     def manifest(self) -> Manifest:
         """Return the manifest of all pieces, without metrics."""
@@ -299,6 +318,20 @@ class Worker:
         _write_result(plan, number, piece, result, signer.finish())
 
 
+def end_silently() -> None:
+    """End this process of a pool by Ctrl-C, which its parent reports, and with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=_end_behind, args=[parent], daemon=True).start()
+
+
+def _end_behind(parent: BaseProcess) -> None:
+    """A process of a pool waits for ever where the first one was killed."""
+    parent.join()
+    os._exit(1)
+
+
 def measure_piece(plan: Plan, number: int, piece: Piece) -> None:
     """Measure a piece in a process of a pool."""
     _worker(plan).measure(number, piece, None)
@@ -353,7 +386,8 @@ def _make(folder: Path) -> None:
 
 
 def _unwritable(folder: Path | str, error: OSError) -> StoreError:
-    return StoreError(f"cannot write {folder}: {error.strerror or error}", hint="use --work DIR")
+    hint = "--work DIR names another folder for the results of pieces"
+    return StoreError(f"cannot write {folder}: {error.strerror or error}", hint=hint)
 
 
 def _name(plan: Plan, number: int, piece: Piece) -> str:
@@ -411,6 +445,8 @@ def read_filter_stages(options: Sequence[str], fields: Fields) -> dict[str, Stag
     stages: dict[str, Stage] = {}
     for option in options:
         name, equals, folder = option.partition("=")
+        if equals and not (Path(folder).is_dir() or Path(option).exists()):
+            raise InputError(f"--rejects {option}: no folder {folder}", hint=REJECTS)
         if equals and Path(folder).is_dir():
             pieces, _ = list_pieces(Path(folder))
             dropped = sum(isinstance(d, Document) for p in pieces for d in documents(p, fields))
@@ -419,9 +455,11 @@ def read_filter_stages(options: Sequence[str], fields: Fields) -> dict[str, Stag
         try:
             document = files.read_json(Path(option), foreign=True)
             stages |= dict(_stages(document))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            hint = 'datatrove\'s stats.json, {"stage": {"dropped": 1, "total": 10}}, or NAME=FOLDER'
-            raise InputError(f"--rejects {option}: {error}", hint=hint) from error
+        except OSError as error:
+            raise InputError(f"--rejects {option}: {error.strerror}", hint=REJECTS) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            text = f"--rejects {option} is no report of filters: {error}"
+            raise InputError(text, hint=REJECTS) from error
     return stages
 
 
@@ -473,13 +511,15 @@ def read_prompts(path: Path) -> Prompts:
         for line in filter(bytes.strip, lines):
             try:
                 row = msgspec.json.decode(line)
-                prompt = row.get("prompt")
+                prompt = row["prompt"]
                 scores = [prompt.get("toxicity") if isinstance(prompt, dict) else None]
                 scores.append(row.get("toxicity"))
-            except (msgspec.DecodeError, AttributeError) as error:
+            except (msgspec.DecodeError, LookupError, TypeError) as error:
                 raise InputError(
-                    f"{path}: {error}", hint="JSON lines with a prompt each"
+                    f"{path}: a line without a prompt: {error}", hint=PROMPTS
                 ) from error
             count += 1
             toxic += any(isinstance(s, float | int) and s >= 0.5 for s in scores)
+    if not count:
+        raise InputError(f"{path} has no prompt", hint=PROMPTS)
     return Prompts(count, toxic, digest.hexdigest())

@@ -173,7 +173,12 @@ def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
         InputError: there is no such path.
     """
     if not root.exists():
-        raise InputError(f"{root}: no such file or folder")
+        raise InputError(
+            f"{root}: no such file or folder", hint="name data that is on this machine"
+        )
+    if not (root.is_file() or root.is_dir()):
+        hint = "write its data to a file first: it is read in pieces, some of them twice"
+        raise InputError(f"{root} is a pipe or a device", hint=hint)
     ignored: dict[str, str] = {}
     paths = [root] if root.is_file() else sorted(_files_below(root, ignored))
     owners = {p.parent: _shards(p) for p in paths if p.name == "index.json"}

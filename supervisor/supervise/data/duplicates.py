@@ -482,6 +482,21 @@ def find_hotspots(sample: Sample) -> Hotspots:
 # ── index of token files ──────────────────────────────────────────────────────────────────────────
 
 
+def needs_tokenizer(pieces: Sequence[Piece], tokenizer: str) -> bool:
+    """Return whether an index of these pieces needs the tokenizer.
+
+    Raises:
+        InputError: it does, and there is none.
+    """
+    others = [piece.label for piece in pieces if piece.form != "tokens"]
+    if others and not tokenizer:
+        raise InputError(
+            f"an index is of flat token files, and {others[0]} is none",
+            hint="of texts it takes --tokenizer, the tokenizer.json of the job",
+        )
+    return bool(others)
+
+
 def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: str = "") -> int:
     """Write where each 26th sequence of 25 tokens of flat token files is; return how many.
 
@@ -495,15 +510,9 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: 
         InputError: a file is of another form. StoreError: it cannot be written.
     """
     numpy = need("numpy")
-    others = [piece.label for piece in pieces if piece.form != "tokens"]
-    if others and tokenizer:
+    if needs_tokenizer(pieces, tokenizer):
         pieces = [_write_tokens(path.with_name(f"{path.name}.tokens"), pieces, fields, tokenizer)]
         fields = msgspec.structs.replace(fields, dtype="uint32")
-    elif others:
-        raise InputError(
-            f"an index is of flat token files, and {others[0]} is none",
-            hint="of texts it takes --tokenizer, the tokenizer.json of the job",
-        )
     rows, total = [], 0
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

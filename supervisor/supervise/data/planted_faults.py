@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,8 +19,8 @@ from msgspec import Struct
 
 from ..errors import InputError, StoreError, UsageError
 from ..store import files
-from .build_check import add_totals, read_filter_stages
-from .corpus import Document, Fields, Piece, documents, list_pieces, need
+from .build_check import add_totals, known_pieces, read_filter_stages
+from .corpus import Damage, Document, Fields, Piece, documents, need
 from .manifest import Stage
 
 PASSAGE = (
@@ -191,13 +193,12 @@ def plant_fault(
 
     Raises:
         InputError: a path cannot be read, or the fault needs what it does not have.
-        UsageError: the folder is not empty.
-        StoreError: it cannot be written.
+        UsageError: the folder is not empty, or within the data.
+        StoreError: it cannot be written. What was written is removed.
     """
-    if out.exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty", hint="name a folder that does not exist")
+    _check_folder(out, paths)
     fields = Fields()
-    pieces = [piece for path in paths for piece in list_pieces(path)[0]]
+    pieces = [piece for path in paths for piece in known_pieces(path)[0]]
     context = Context(rng=random.Random(seed), rate=rate)
     if name == "mix":
         sources = Counter(d.source for piece in pieces for d in _texts(piece, fields))
@@ -205,7 +206,7 @@ def plant_fault(
             raise InputError("the fault 'mix' needs a corpus of two sources or more")
         context.source = sources.most_common(1)[0][0]
     if name == "leak":
-        held_out = [piece for path in val for piece in list_pieces(path)[0]]
+        held_out = [piece for path in val for piece in known_pieces(path)[0]]
         context.val = [d for piece in held_out for d in _texts(piece, fields)]
         if not context.val:
             raise InputError("the fault 'leak' needs held-out documents", hint="--val PATH")
@@ -219,21 +220,57 @@ def plant_fault(
         text = f"the fault {name!r} changes text, and this data holds token ids"
         raise InputError(text, hint=f"one of {usable}")
     before = after = 0
-    try:
+    with _whole_folder(out):
         for number, piece in enumerate(pieces):
             path = out / f"{number:05d}-{piece.file.stem}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
             with files.replacing_file(path, shared=True) as file:
                 for document in _texts(piece, fields):
                     before += 1
                     for planted_document in FAULTS[name].plant(document, context):
                         after += 1
                         file.write(_line(planted_document))
+        if not before:
+            records = (record for piece in pieces for record in documents(piece, fields))
+            damage = next((record for record in records if isinstance(record, Damage)), None)
+            reason = "the files are empty" if damage is None else damage.reason
+            hint = "supervise data check PATH shows which data can be read"
+            raise InputError(f"no document could be read: {reason}", hint=hint)
         if stages:
             _write_rejects(rejects_path(out), add_totals(stages, before), before, after)
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror}") from error
     return before, after
+
+
+def _check_folder(out: Path, paths: Sequence[Path]) -> None:
+    """Refuse a folder of a copy that is none, holds something, or lies in the data. UsageError."""
+    hint = "name a folder that does not exist"
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is no folder", hint=hint)
+    try:
+        if out.exists() and any(out.iterdir()):
+            raise UsageError(f"{out} is not empty", hint=hint)
+    except OSError as error:
+        raise StoreError(f"cannot read {out}: {error.strerror}") from error
+    for path in paths:
+        if out.resolve().is_relative_to(path.resolve()):
+            raise UsageError(f"{out} lies in {path}, whose next check would read it", hint=hint)
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[None]:
+    """Create a folder, and remove what is in it where the block does not end. Raises StoreError."""
+    exists = out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        if exists:
+            for path in out.iterdir():
+                path.unlink()
+        else:
+            shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise StoreError(f"cannot write {out}: {error.strerror}") from error
+        raise
 
 
 def _write_rejects(path: Path, stages: dict[str, Stage], before: int, after: int) -> None:

@@ -33,6 +33,7 @@ TOXIC_CHARS = 2000
 SAMPLES = {"tokens": (4 << 20, 0.002), "pii": (64 << 20, 0.1), "toxic": (4 << 20, 0.001)}
 TOXIC = 0.5  # project default, and that of RealToxicityPrompts
 BATCH = 64
+TOKENIZER = "give a tokenizer.json of the package tokenizers"
 SCORER = "a function that takes a list of texts and returns a score from 0 to 1 for each"
 UNDETERMINED = "und"
 
@@ -189,8 +190,7 @@ def load_tokenizer(path: str) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # of Rust: of no class of its own
-        hint = "give a tokenizer.json of the package tokenizers"
-        raise InputError(f"{path} is no tokenizer: {error}", hint=hint) from error
+        raise InputError(f"{path} is no tokenizer: {error}", hint=TOKENIZER) from error
 
 
 def load_scorer(name: str) -> Callable[[Sequence[str]], Sequence[float]]:

@@ -251,6 +251,35 @@ def hidden_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
+def is_stream(path: Path) -> bool:
+    """Return whether data passes through `path`: a device, a FIFO, a link as /dev/stdout.
+
+    Whoever replaces /dev/null takes it from all programs of the machine.
+    """
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return False
+    linked = path.is_symlink() and path.absolute().parts[1] in ("dev", "proc")
+    return linked or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+
+
+def require_writable(path: Path) -> None:
+    """Create the folder of a file that is written later, and try a file there.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    if is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trial = hidden_name(path)
+    os.close(create_file(trial))
+    trial.unlink()
+
+
 @contextmanager
 def replacing_file(
     path: Path, mode: str = "wb", *, shared: bool = False, **options: Any
@@ -258,8 +287,13 @@ def replacing_file(
     """Yield a file that replaces `path` if the block ends without an exception.
 
     Args:
-        shared: see `create`. mode, options: see `open`.
+        shared: see `create_file`; a user named it, and a stream is written to, see `is_stream`.
+        mode, options: see `open`.
     """
+    if shared and is_stream(path):
+        with path.open(mode, **options) as stream:
+            yield stream
+        return
     fresh = hidden_name(path)
     try:
         with os.fdopen(create_file(fresh, shared=shared), mode, **options) as file:
