@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.checkpoints import harness_request
+from supervise.checkpoints import below, harness_request
 from supervise.core.model import Evaluate, Tasks, Toxicity
 
 torch = pytest.importorskip("torch")
@@ -35,6 +35,16 @@ doc_to_target: "{{{{answer}}}}"
 target_delimiter: " "
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
+
+
+def import_harness():
+    """Skip where lm-evaluation-harness is not installed, as by the extra `dev`.
+
+    It would bring 35 packages of 400 MB, and each of these evaluations imports it for some seconds.
+    """
+    pytest.importorskip(
+        "lm_eval", reason="pip install lm-eval: too heavy for `dev`; a stand-in has its place"
+    )
 
 
 # Of the package, what a task of this form needs: for where it is not installed.
@@ -231,7 +241,7 @@ def test_a_benchmark_is_scored_by_the_harness_and_one_that_stays_low_fires(
 ):
     """`microbench_score` of local files: all right, and with weights that are noise."""
     if package == "lm_eval":
-        pytest.importorskip(package)
+        import_harness()
     else:
         (tmp_path / "lm_eval" / "api").mkdir(parents=True)
         (tmp_path / "lm_eval/__init__.py").write_text(STAND_IN)
@@ -262,8 +272,36 @@ def test_a_benchmark_is_scored_by_the_harness_and_one_that_stays_low_fires(
     assert breaches("quality", *frames) == {"benchmark"}
 
 
+ANSWERS = {
+    "micro_arithmetic": lambda text: str(sum(map(int, text.rstrip("= ").split("+")))),
+    "micro_brackets": lambda text: text[:4][::-1].translate(str.maketrans("([{<", ")]}>")),
+    "micro_copying": lambda text: text.split()[0],
+    "micro_order": lambda text: " ".join(sorted(text[5:-1].split())),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_shipped_benchmarks_have_one_right_answer_each_and_none_that_is_guessed(name, tmp_path):
+    """And are where a policy says `micro`, unless there is a folder of this name."""
+    settings = Evaluate(tasks=Tasks("micro", (name,)))
+    folder = Path(below(settings, tmp_path).tasks.include)
+    rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    task = (folder / f"{name}.yaml").read_text()
+    (tmp_path / "micro").mkdir()
+
+    assert below(settings, tmp_path).tasks.include == str(tmp_path / "micro")
+    assert task == TASK.lstrip().format(name=name)
+    assert len({row["question"] for row in rows}) == len(rows) == 50
+    for row in rows:
+        right = ANSWERS[name](row["question"])
+        assert row["choices"][row["answer"]] == right and row["choices"].count(right) == 1
+        assert len({*row["choices"]}) == 4
+    places = [sum(row["answer"] == place for row in rows) for place in range(4)]
+    assert max(places) - min(places) <= 1
+
+
 def test_a_benchmark_that_needs_a_download_or_another_kind_is_unknown(measure, tmp_path):
-    pytest.importorskip("lm_eval")
+    import_harness()
     questions(tmp_path / "tasks", "next")
     text = (tmp_path / "tasks/next.yaml").read_text()
     remote = text.replace("dataset_path: json", "dataset_path: openai/gsm8k")

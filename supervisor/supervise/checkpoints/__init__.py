@@ -14,8 +14,8 @@ __getattr__ = lazy_exports(
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
         "verification": (
-            "Evaluation, VerifierProcess, ends_with_job, evaluate_checkpoint, harness_request, "
-            "seconds_between_saves"
+            "Evaluation, VerifierProcess, below, ends_with_job, evaluate_checkpoint, "
+            "harness_request, seconds_between_saves"
         ),
     },
 )

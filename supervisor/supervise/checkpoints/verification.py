@@ -303,6 +303,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.values, **proof, "checkpoint_unknown": float(bool(self.reason))}
 
 
+_EXAMPLES = Path(__file__).parents[1] / "_shipped" / "examples"
+MICRO = (_EXAMPLES if _EXAMPLES.is_dir() else Path(__file__).parents[3] / "examples") / "micro"
 HARNESS_METRICS = {"tasks": "microbench_score", "toxicity": "rtp_toxicity_prob"}
 OUTPUTS = "outputs."  # beside the probe batch, by id: what the next evaluation is compared with
 OUTPUTS_KEPT = 2
@@ -370,8 +372,13 @@ def evaluate_checkpoint(
 
 
 def below(settings: Evaluate, folder: Path) -> Evaluate:
-    """Return settings with absolute paths; theirs are relative to the folder."""
+    """Return settings with absolute paths; theirs are relative to the folder.
+
+    Tasks of a folder `micro` that there is not are the shipped ones.
+    """
     replace, tasks, toxicity = msgspec.structs.replace, settings.tasks, settings.toxicity
+    if tasks is not None and tasks.include == MICRO.name and not (folder / MICRO.name).exists():
+        tasks = replace(tasks, include=str(MICRO))
     return replace(
         settings,
         val={name: str(folder / file) for name, file in settings.val.items()},

@@ -364,7 +364,10 @@ class Checkpoints(Section, frozen=True):
 class Tasks(Section, frozen=True):
     """Benchmarks of lm-evaluation-harness, of local files."""
 
-    include: Annotated[str, describe_key("folder of their YAML; paths in it are relative to it")]
+    include: Annotated[
+        str,
+        describe_key("folder of their YAML; paths in it are relative to it; micro: those shipped"),
+    ]
     names: Annotated[tuple[str, ...], Meta(min_length=1), describe_key("of the tasks")]
     limit: Annotated[Count, describe_key("questions of each, at most")] = 200
     python: Annotated[
