@@ -169,22 +169,41 @@ def test_crossed_evaluations_that_share_no_metric_say_what_is_missing(
     argv = ["checkpoint", "cross", "ckpt-1", "ckpt-2", "--run", run, "--harness", policy, policy]
 
     code, out, _ = supervise(*argv)
+    (run / f"probe_batch/structure.{32 * '0'}.pkl").unlink()
+    lost = supervise(
+        "checkpoint", "eval", "ckpt-1", "--run", run, "--val", f"held={tmp_path / 'p.yaml'}"
+    )
 
+    assert lost[0] == 1 and "pkl is missing, of which the model is rebuilt" in lost[1]
     assert code == 1 and out.startswith("UNKNOWN: no metric has a standard error in all four")
     assert json.loads(supervise(*argv, "--json")[1])["metrics"] == []
 
 
+def test_a_run_that_was_moved_is_evaluated_where_it_is(keep_run, supervise, tmp_path):
+    place = "assert 'elsewhere' in request['batch']"
+    evaluator = f"{EVALUATOR.partition('assert')[0]}{place}\nprint(json.dumps(answer))\n"
+    run = evaluated_run(keep_run, tmp_path, (2.0,), evaluator)
+    argv = ("checkpoint", "eval", "ckpt-1", "--val", f"held={tmp_path / '0.pt'}", "--run")
+
+    before = supervise(*argv, run)
+    run.rename(tmp_path / "elsewhere")
+    again = supervise(*argv, tmp_path / "elsewhere")
+
+    assert before[0] == 1 and again[0] == 0, again
+
+
 def evaluated_run(keep_run, folder, losses, evaluator=EVALUATOR):
     """Register a checkpoint for each loss, with the interpreter that evaluates them."""
-    (python := folder / "python").write_text(evaluator)
+    (python := folder / f"python-{len(losses)}").write_text(evaluator)
     python.chmod(0o755)
     run = keep_run([]).path
-    (run / "batch.pt").touch()
-    (run / f"structure.{32 * '0'}.pkl").touch()
+    (probe := run / "probe_batch").mkdir()
+    (probe / "batch.pt").touch()
+    (probe / f"structure.{32 * '0'}.pkl").touch()
     register = Register(run)
     for step, loss in enumerate(losses):
         (path := folder / f"{step}.pt").write_text(str(loss))
-        facts = {"path": str(run / "batch.pt"), "value": 1.0, "model": 32 * "0"}
+        facts = {"path": str(probe / "batch.pt"), "value": 1.0, "model": 32 * "0"}
         entry = register.add(str(path), step=step, state="verified", probe_batch=facts)
         entry.stamp, entry.python = stamp_files(str(path)), str(python)
     register.write()

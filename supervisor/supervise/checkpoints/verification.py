@@ -339,10 +339,15 @@ def evaluate_checkpoint(
         why = facts.get("no_model") or facts.get("why")
         why = why or "no value of a probe batch came with it; the policy needs job: {evaluate: {}}"
         return Evaluation(reason=f"the job left nothing to rebuild the model from: {why}")
-    batch = Path(str(facts["path"]))
+    batch, run = Path(str(facts["path"])), pinned.parents[3]
+    if (moved := run / batch.parent.name / batch.name).exists():
+        batch = moved  # a copy of the run, or one that was moved
     folder = batch.parent
     structure = folder / f"structure.{digest}.pkl"
-    if os.geteuid() == 0 and not _are_roots((batch, structure), pinned.parents[3]):
+    for file in (batch, structure):
+        if not file.exists():
+            return Evaluation(reason=f"{file} is missing, of which the model is rebuilt")
+    if os.geteuid() == 0 and not _are_roots((batch, structure), run):
         return Evaluation(reason=f"not all files in {folder} are root's, as whom it would be read")
     kept = [file for e in earlier if (file := folder / f"{OUTPUTS}{e.id}.pt").exists()]
     keep = folder / f"{OUTPUTS}{entry.id}.pt"

@@ -454,7 +454,8 @@ def checkpoints_command(run: Path, as_json: bool, verify: bool) -> int:
       supervise checkpoints --verify runs/20260105-101112-7f3a9c
       supervise checkpoints --json 7f3a9c | jq '.[] | select(.pinned) | .id'
 
-    Exit codes: 0; 1 with --verify: the newest is damaged, or could not be verified; 64 no such run.
+    Exit codes: 0; 1 with --verify: the newest is damaged, or could not be verified; 64 no such run,
+    or with --verify one that cannot be written.
     """
     if verify:
         return _verify(RunDir.open_own(run))
@@ -493,8 +494,11 @@ def _verify(run: RunDir) -> int:
     entry.verified = system.wall_time()
     if verdict.findings is not None:
         entry.take_findings(verdict.findings)
-    register.write()
     print_table([_checkpoint_row(entry)], CHECKPOINT_HEADER)
+    try:
+        register.write()
+    except OSError as error:
+        raise StoreError(f"the run keeps no verdict: {run.path}: {error.strerror}") from error
     return 0 if verdict.ok else 1
 
 
