@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ use: [checkpoint, quality, evaluation, loss_spike]
 job: {{evaluate: {{{evaluate}}}, checkpoints: {{verify: [load, finite]}}}}
 """
 LIMIT_S = 900.0
+CACHE = Path(tempfile.gettempdir()) / "supervise-frameworks"
 AT = 130  # step of a fault
 PROVED = "proved equal"
 
@@ -101,7 +103,8 @@ DRILLS = {
     "bad_checkpoint:how=rng": (SLOW, "quality.parts_lost"),
     "bad_checkpoint:how=truncate": (SLOW, "checkpoint.verification_failed"),
 }
-ABUSE_SCORER = "def score(texts):\n    return ['idiot' in text for text in texts]\n"
+ABUSE_SCORER = '"""Finds one word."""\n\n\n'
+ABUSE_SCORER += "def score(texts):\n    return ['idiot' in text for text in texts]\n"
 REJECTS = '{"length": {"dropped": 300, "total": 3000}}'
 
 
@@ -129,6 +132,7 @@ def supervised(folder: Path, argv: Sequence[str], evaluate: str, *flags: str) ->
     command = [part.replace(OUT, str(folder / "out")) for part in argv]
     path = os.pathsep.join(filter(None, [str(PROGRAMS), os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(folder)}
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE))
     start = [*SUPERVISE, "run", "-q", "--policy", "policy.yaml", "--run-dir", "run", *flags, "--"]
     with (folder / "job.txt").open("w") as output:
         done = subprocess.run(
@@ -152,6 +156,8 @@ def evaluate_kind(kind: Kind, folder: Path) -> dict[str, Any]:
     """Train, then evaluate the newest checkpoint."""
     reimport = f"reimport: {str(kind.reimport).lower()}"
     run = supervised(folder, kind.argv, reimport)
+    verify = [*SUPERVISE, "checkpoints", "--verify", str(run)]  # at its end there is a minute
+    subprocess.run(verify, check=True, stdout=subprocess.DEVNULL)
     newest = json.loads((run / "checkpoints.json").read_text())["checkpoints"][-1]
     argv = [*SUPERVISE, "checkpoint", "eval", newest["id"], "--run", str(run), "--json"]
     argv += ["--reimport"] * kind.reimport
@@ -190,7 +196,7 @@ def drill_rows() -> tuple[list[list[str]], list[str]]:
         name = f"drill {fault.strip() or 'none'} {runs[fault][1]}"
         return list(kept(name, lambda folder: fired(folder, fault.strip(), runs[fault])))
 
-    with ThreadPoolExecutor(4) as pool:  # they sleep for most of the time
+    with ThreadPoolExecutor(6) as pool:  # they sleep for most of the time
         results = dict(zip(runs, pool.map(result, runs), strict=True))
     healthy = {*results[""], *results[" "]}
     rows, missed = [], []

@@ -334,27 +334,17 @@ def evaluate_checkpoint(
         return Evaluation(reason=f"it is {entry.state}, and only a verified one is evaluated")
     if not (own or pinned.exists()):
         return Evaluation(reason=f"{entry.path} is no longer what was verified, and not pinned")
-    digest = str(facts.get("model", ""))
-    if not re.fullmatch("[0-9a-f]{32}", digest):
-        why = facts.get("no_model") or facts.get("why")
-        why = why or "no value of a probe batch came with it; the policy needs job: {evaluate: {}}"
-        return Evaluation(reason=f"the job left nothing to rebuild the model from: {why}")
-    batch, run = Path(str(facts["path"])), pinned.parents[3]
-    if (moved := run / batch.parent.name / batch.name).exists():
-        batch = moved  # a copy of the run, or one that was moved
+    try:
+        batch, structure = _model_files(facts, pinned.parents[3])
+    except _UnusableError as error:
+        return Evaluation(reason=str(error))
     folder = batch.parent
-    structure = folder / f"structure.{digest}.pkl"
-    for file in (batch, structure):
-        if not file.exists():
-            return Evaluation(reason=f"{file} is missing, of which the model is rebuilt")
-    if os.geteuid() == 0 and not _are_roots((batch, structure), run):
-        return Evaluation(reason=f"not all files in {folder} are root's, as whom it would be read")
     kept = [file for e in earlier if (file := folder / f"{OUTPUTS}{e.id}.pt").exists()]
     keep = folder / f"{OUTPUTS}{entry.id}.pt"
     request = {
         "checkpoint": entry.path if own else str(pinned),
         "structure": str(structure),
-        "digest": digest,
+        "digest": facts["model"],
         "batch": str(batch),
         "value": facts["value"],
         "previous": str(kept[-1]) if kept else "",
@@ -414,6 +404,35 @@ def harness_request(settings: Evaluate) -> dict[str, Any] | None:
     command = [python, "-m", "supervise.data.harness"]
     sections: dict[str, Any] = msgspec.to_builtins(about)
     return {"command": command, "metrics": metrics, **sections} if metrics else None
+
+
+class _UnusableError(Exception):
+    """A model cannot be rebuilt; why is its text."""
+
+
+def _model_files(facts: Mapping[str, Any], run: Path) -> tuple[Path, Path]:
+    """Return the probe batch of a checkpoint, and the structure of its model.
+
+    Raises:
+        _UnusableError: the job left none, or one that must not be read.
+    """
+    digest = str(facts.get("model", ""))
+    if not re.fullmatch("[0-9a-f]{32}", digest):
+        why = facts.get("no_model") or facts.get("why")
+        why = why or "no value of a probe batch came with it; the policy needs job: {evaluate: {}}"
+        raise _UnusableError(f"the job left nothing to rebuild the model from: {why}")
+    batch = Path(str(facts["path"]))
+    if (moved := run / batch.parent.name / batch.name).exists():
+        batch = moved  # a copy of the run, or one that was moved
+    structure = batch.with_name(f"structure.{digest}.pkl")
+    for file in (batch, structure):
+        if not file.exists():
+            raise _UnusableError(f"{file} is missing, of which the model is rebuilt")
+    if os.geteuid() == 0 and not _are_roots((batch, structure), run):
+        raise _UnusableError(
+            f"not all files in {batch.parent} are root's, as whom it would be read"
+        )
+    return batch, structure
 
 
 def _are_roots(paths: Iterable[Path], run: Path) -> bool:

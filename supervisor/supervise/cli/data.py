@@ -154,20 +154,14 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
         with progress_line("data") as report:
             left = checking.run(report)
         if request.part is not None:
-            text = (
-                f"{left} of {len(checking.pieces)} pieces are left" if left else "all is measured"
-            )
-            echo(f"part {options['part']}: {text}", *([] if left else [_next_sum(ctx)]))
+            _print_part(ctx, left, len(checking.pieces))
             return
         with progress_line("copies", is_counted=False):
             manifest = checking.manifest()
+        _require_documents(manifest)
         manifest.rejects = build_check.add_totals(rejects, manifest.counts.documents)
         manifest.prompts = prompts
         judge_numbers(manifest, base)
-        if not manifest.counts.documents:
-            reason = next(iter(manifest.counts.reasons), "the files are empty")
-            hint = "--text-field NAME, where the text is in another field"
-            raise InputError(f"no document could be read: {reason}", hint=hint)
         findings = judge(policy, manifest, options["fail_on"])
         _write(options["manifest"], encode_manifest(manifest))
         _write_index(options["index"], checking, options["tokenizer"])
@@ -384,6 +378,11 @@ def _folder(options: Mapping[str, Any], request: Request) -> Iterator[tuple[Path
             yield Path(folder), True
 
 
+def _print_part(ctx: click.Context, left: int, pieces: int) -> None:
+    text = f"{left} of {pieces} pieces are left" if left else "all is measured"
+    echo(f"part {ctx.params['part']}: {text}", *([] if left else [_next_sum(ctx)]))
+
+
 def _next_sum(ctx: click.Context) -> str:
     argv = list(ctx.find_root().meta[ARGV])
     for number, argument in enumerate(argv):
@@ -394,6 +393,14 @@ def _next_sum(ctx: click.Context) -> str:
             del argv[number]
             break
     return f"next: {shlex.join([PROGRAM, *argv, '--manifest', 'data.json'])}"
+
+
+def _require_documents(manifest: Manifest) -> None:
+    """Raise InputError where there are none."""
+    if not manifest.counts.documents:
+        reason = next(iter(manifest.counts.reasons), "the files are empty")
+        hint = "--text-field NAME, where the text is in another field"
+        raise InputError(f"no document could be read: {reason}", hint=hint)
 
 
 def _check_outputs(options: Mapping[str, Any], checking: BuildCheck) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import socket
 import time
@@ -29,7 +28,7 @@ from ..checkpoints.verification import (
 )
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain_json
-from ..core.model.policy import WORD, Checkpoints, Evaluate
+from ..core.model.policy import Checkpoints, Evaluate, Local
 from ..errors import MISSHAPEN, StoreError, UsageError
 from ..runtime import host
 from ..store import files, run_records
@@ -752,8 +751,11 @@ def _held_out(pairs: Sequence[str]) -> dict[str, str]:
     files: dict[str, str] = {}
     for pair in pairs:
         name, file = pair.split("=", 1) if "=" in pair else ("val", pair)
-        if not re.fullmatch(WORD, name):
-            raise UsageError(f"--val {pair}: {name!r} is no name", hint="--val held=FILE")
+        try:
+            msgspec.convert(name, Local)
+        except msgspec.ValidationError as error:
+            text = f"--val {pair}: {name!r} is no name"
+            raise UsageError(text, hint="--val held=FILE") from error
         path = Path(file).absolute()
         if not path.exists():
             raise UsageError(f"--val {pair}: there is no file {path}")
