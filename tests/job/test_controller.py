@@ -148,9 +148,12 @@ def test_an_order_does_not_wait_for_the_events_of_a_round(control_of):
     control = control_of(rank := FakeRank())
 
     control.ask("x", {}, key="k")
-    control.send_letters()
+    control.send_letters(withdrawn="")
+    too_late = control.ask("y", {}, key="l")
+    control.send_letters(withdrawn="the pause has ended")
 
     assert rank.letters == [("k", "x", {})]
+    assert too_late.refusal == "the pause has ended"
 
 
 @pytest.fixture

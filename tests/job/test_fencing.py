@@ -128,6 +128,30 @@ def test_a_fence_is_near_where_the_ranks_are_not_where_their_frames_were(gang):
     assert before < seen["ack_step"] < before + 300
 
 
+@pytest.mark.parametrize("burst_s", [0.06, 0.2])
+def test_what_was_done_while_the_main_loop_judged_a_burst_counts_as_done(gang, burst_s):
+    ranks = gang()
+    ranks.burst_s = burst_s
+
+    seen = [ranks.scale(1.0 / number, key=str(number)) for number in range(1, 5)]
+
+    expected = [f"{each['ack_step']} lr_scale {each['lr_scale']}" for each in seen]
+    assert ranks.done() == [expected] * 2
+
+
+def test_who_takes_over_finds_what_was_done_after_a_wait_for_a_rank(gang):
+    ranks = gang(rank1=("evaluates", 1))
+    with pytest.raises(ActionError, match="rank 1 is in eval"):
+        ranks.scale(key="before", deadline_s=0.3)
+
+    seen = ranks.scale()
+    order = {"value": 0.5, "rewarm_steps": 0}
+    again = ranks.taken_over().command("lr_scale", order, key="k", deadline_s=20.0)
+
+    assert again["ack_step"] == seen["ack_step"]
+    assert ranks.done() == [[f"{seen['ack_step']} lr_scale 0.5"]] * 2
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
     ranks = gang(rank1=("dies", 60))

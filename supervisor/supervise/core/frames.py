@@ -108,6 +108,7 @@ class History:
             self.evaluations.clear()
         if fresh or names[: len(self.names)] != self.names:  # or else columns have moved
             self.frames.clear()
+            self.levels = {}
         self.names = names
         self.probed = tuple((name, names.index(name)) for name in PROBES if name in names)
 
@@ -125,6 +126,7 @@ class History:
         """The run goes on with `step`: forget what was seen from there on."""
         while self.frames and self.frames[-1].step >= step:
             self.frames.pop()
+        self.levels = {}
         while self.evaluations and self.evaluations[-1][1] >= step:
             self.evaluations.pop()
 

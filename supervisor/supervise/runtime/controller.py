@@ -36,6 +36,7 @@ from ..errors import ActionError, StoreError, SuperviseError
 from ..store.quarantine_list import Quarantine, QuarantineGeneration
 from .evidence import BundleSummary
 from .fencing import (
+    NONE,
     TRIP_S,
     Lease,
     PendingCommand,
@@ -52,6 +53,7 @@ from .segment_reader import Ack, RankView, Segment
 from .segments import Segments
 
 LOOKS = ("snapshot",)  # verbs that are of one step where that is possible
+LOOK_TRIP_S = 0.02  # until their letter is written: no rank vetoes; project default
 
 
 NOW, LATER = "now", "at the next launch"
@@ -170,7 +172,7 @@ class Control:
         self._world_size = 1
         self._wakeup = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
-        self._letters: deque[Callable[[], None]] = deque()  # work that no event changes
+        self._letters: deque[Callable[[], None]] = deque()  # what is sent between events, too
         self._open: list[PendingCommand] = []
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
@@ -181,21 +183,39 @@ class Control:
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
     def pump(self, now_ns: int, *, withdrawn: str = "", standstill: bool = False) -> None:
-        """Send what is queued, and file acks. Call after every `segments.poll()`."""
-        ranks, self.withdrawn, self.standstill = self._segments.ranks, withdrawn, standstill
-        self._lease.beat(now_ns, ranks.values())
+        """File acks, and send what is queued. Call after every `segments.poll()`.
+
+        In that order: who looks in two rounds where a rank is, has what it answered by the first.
+        """
+        self.standstill = standstill
+        self._lease.beat(now_ns, self._segments.ranks.values())
         self._count_ranks()
-        self.send_letters()
+        self.file_acks()
+        self.send_letters(withdrawn)
         while self._work:
             self._work.popleft()()
+
+    def file_acks(self) -> None:
+        """File the acks that `segments.poll()` has read; ranks may stand until that is done."""
+        ranks = self._segments.ranks
         acks = [(rank, ack) for rank, segment in ranks.items() for ack in segment.acks()]
         if self._open or acks:
             with self._wakeup:
                 self._file(acks, ranks)
                 self._wakeup.notify_all()
 
-    def send_letters(self) -> None:
-        """Send what is queued. Call it also between events: each step until then may be lost."""
+    @property
+    def has_letters(self) -> bool:
+        """Whether orders wait to be sent."""
+        return bool(self._letters)
+
+    def send_letters(self, withdrawn: str) -> None:
+        """Send what is queued. Call it also between events: each step until then may be lost.
+
+        Args:
+            withdrawn: why the action under way is to ask nothing more of the job, by now.
+        """
+        self.withdrawn = withdrawn
         while self._letters:
             self._letters.popleft()()
 
@@ -280,27 +300,32 @@ class Control:
             pending.refuse_after_end(self.process.returncode)
         elif self.withdrawn:
             pending.refusal, pending.withdrawn = self.withdrawn, True
-        elif pending.verb == "fence" and (unready := self._explain_unready()):
-            pending.refusal, pending.not_now = unready, True
         elif not ranks:
             pending.refusal = "no probe is attached to the job"
-        elif len(ranks) < self._world_size and not partly:
+            pending.not_now = pending.verb == "fence"
+        elif len(ranks) < self._world_size and not partly and pending.verb != "fence":
             pending.refusal = f"only {len(ranks)} of {self._world_size} ranks have a probe attached"
         else:
-            self._write(pending, ranks, args, trip_s)
+            if pending.verb == "fence" or (pending.verb in LOOKS and len(ranks) > 1):
+                args = self._name_step(pending, args, trip_s)
+            if pending.refusal is None:
+                self._write(pending, ranks, args)
         with self._wakeup:
             self._wakeup.notify_all()
 
-    def _write(
-        self, pending: PendingCommand, ranks: Mapping[int, Segment], args: Payload, trip_s: float
-    ) -> None:
-        """Send to all ranks, with the step at whose end they do what they do together."""
-        if pending.verb == "fence":
-            pending.step = common_step(self._look(), trip_s)
-            args = args.extended(step=pending.step)
-        elif pending.verb in LOOKS and len(ranks) > 1:
-            pending.step = common_step(self._look(), trip_s)
-            args = args.extended(at_step=pending.step)  # NONE is past: each when it can
+    def _name_step(self, pending: PendingCommand, args: Payload, trip_s: float) -> Payload:
+        """Return the arguments with the step at whose end all ranks do it."""
+        standings = self._look()
+        trip_s = trip_s if pending.verb == "fence" else LOOK_TRIP_S
+        pending.step = common_step(standings, trip_s)
+        if pending.verb != "fence":
+            return args.extended(at_step=pending.step)  # NONE is past: each when it can
+        unready = explain_unready(standings, self._world_size)
+        if unready or pending.step == NONE:
+            pending.refusal, pending.not_now = unready or "the ranks do not train", True
+        return args.extended(step=pending.step)
+
+    def _write(self, pending: PendingCommand, ranks: Mapping[int, Segment], args: Payload) -> None:
         sent_ids = {}
         for rank, segment in ranks.items():
             sent_ids[rank] = segment
@@ -309,9 +334,6 @@ class Control:
             except (SuperviseError, WireError, OSError, ValueError) as error:
                 pending.lost[rank] = f"rank {rank} cannot be written to: {error}"
         pending.sent = sent_ids
-
-    def _explain_unready(self) -> str:
-        return explain_unready(self._look(), self._world_size)
 
     def _look(self) -> dict[int, Standing]:
         """On the main loop: return where each rank is."""
@@ -353,33 +375,30 @@ class Control:
 
         def begin() -> None:
             ranks = self._segments.ranks
-            with self._wakeup:
-                self._open.append(pending)
             pending.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
             pending.sent = dict(ranks)
 
-        self.on_loop(begin, LOOP_S, self._letters)
+        with self._wakeup:
+            self._open.append(pending)
+        self._letters.append(begin)  # before what is asked after this
+        self._wake()
         return pending
 
     def standing(self) -> dict[int, Standing]:
-        """Return where each rank is."""
-        return self.on_loop(self._look, LOOP_S, self._letters)
+        """Return where each rank is; what it answered by then is filed before the next look."""
+        return self.on_loop(self._look, LOOP_S)
 
     def forget(self, pending: PendingCommand) -> None:
         """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
         with self._wakeup:
             self._open.remove(pending)
-            if pending.verb != "fence" and set(pending.sent or {}) - set(pending.answers):
+            if pending.verb not in ("fence", "outcome") and set(pending.sent or {}) - set(
+                pending.answers
+            ):
                 self._overdue[pending.key] = pending.verb
 
-    def on_loop(
-        self,
-        call: Callable[[], T],
-        timeout_s: float,
-        queue: deque[Callable[[], None]] | None = None,
-    ) -> T:
-        """Run `call` on the main loop and return its result; behind the events of a round, unless
-        it is queued as a letter.
+    def on_loop(self, call: Callable[[], T], timeout_s: float) -> T:
+        """Run `call` on the main loop, behind the events of a round, and return its result.
 
         Raises:
             ActionError: the main loop did not get to it within `timeout_s`.
@@ -395,7 +414,7 @@ class Control:
                 failure.append(error)
             finished.set()
 
-        (self._work if queue is None else queue).append(work)
+        self._work.append(work)
         self._wake()
         if not finished.wait(timeout_s):
             raise ActionError("the supervisor's main loop is busy", retryable=True)

@@ -269,7 +269,7 @@ WAIT_S = 5.0  # a rank stands at its fence for this long at most
 FIRST_STEPS = 3  # buffers, streams and graphs of a job are made in them
 VETOES = 4  # of ranks that were past it: each time `TRIP_GROWTH` times as long is left
 TRIP_GROWTH = 4
-APART = 3  # frames behind the fence by which a rank must have answered
+APART = 3  # steps behind the fence by which a rank must have answered
 # From the look at where the ranks are until the letter is written, at the first try; project
 # default. Where a rollback follows, the steps meanwhile are lost; too short a time only costs a
 # veto, which holds nobody up.
@@ -326,13 +326,14 @@ def carry_out(
     """
     until = time.monotonic() + deadline_s
     expected = job.expect(verb, key)  # before anybody can answer
+    fence = Fence(job, directory, verb, args, key, until)
     try:
-        fence = Fence(job, directory, verb, args, key, until)
         step = fence.settle()
         left_s = max(OUTCOME_S, until - time.monotonic())
         return _outcome(job, expected, step, left_s)
     finally:
-        job.forget(expected)
+        for pending in (expected, *fence.orders):
+            job.forget(pending)
 
 
 class Fence:
@@ -351,6 +352,7 @@ class Fence:
         self._round = self._vetoes = 0
         self._held_s = math.inf  # since when ranks that stand there are waited for
         self._trip_s = TRIP_S
+        self.orders: list[PendingCommand] = []  # for `forget`, once the outcome is there
         self._passed = -1  # the farthest step of a rank that was past it and had not answered
 
     def settle(self) -> int:
@@ -365,7 +367,8 @@ class Fence:
             if stands is None:
                 stands = self._propose(path)
             elif stands.decision == fences.COMMIT:  # of a supervisor before us
-                self._job.ask("outcome", Payload({"key": self._key}), key=f"{self._key}/outcome")
+                order = Payload({"key": self._key})
+                self.orders.append(self._job.ask("outcome", order, key=f"{self._key}/outcome"))
             if stands is not None and stands.decision == fences.COMMIT:
                 return stands.step
             self._round += 1
@@ -380,18 +383,7 @@ class Fence:
             "args": dict(self._args),
             "until_ns": int(self._until * 1e9),
         }
-        order = Payload(fields)
-        key = f"{self._key}/{self._round}"
-        pending = self._job.ask("fence", order, key=key, trip_s=self._trip_s)
-        try:
-            answers = self._promises(pending, path)
-        finally:
-            self._job.forget(pending)
-        if pending.not_now:
-            if time.monotonic() >= self._until:
-                raise ActionError(f"{self._verb} was not sent: {pending.refusal}", refused=True)
-            time.sleep(LOOK_S)
-            return None
+        pending, answers = self._ask(Payload(fields), path)
         step = pending.step
         objection = self._objection(pending, answers)
         promises = [ack.result.read(Answer) for ack in answers.values()]
@@ -426,6 +418,25 @@ class Fence:
             unfenceable=objection.why if objection.lasting else "",
         )
 
+    def _ask(self, order: Payload, path: str) -> tuple[PendingCommand, dict[int, Ack]]:
+        """Return the order as it was sent, and the answers to it.
+
+        Raises:
+            ActionError: ranks could not be asked, all the time.
+        """
+        while True:
+            key = f"{self._key}/{self._round}"  # the next supervisor looks for its verdict
+            pending = self._job.ask("fence", order, key=key, trip_s=self._trip_s)
+            try:
+                answers = self._promises(pending, path)
+            finally:
+                self._job.forget(pending)
+            if not pending.not_now:
+                return pending, answers
+            if time.monotonic() >= self._until:
+                raise ActionError(f"{self._verb} was not sent: {pending.refusal}", refused=True)
+            time.sleep(LOOK_S)
+
     def _promises(self, pending: PendingCommand, path: str) -> dict[int, Ack]:
         """Wait until every rank has answered, or the fence is over without some of them."""
         answers: dict[int, Ack] = {}
@@ -433,7 +444,7 @@ class Fence:
         self._held_s, self._passed = math.inf, -1
         while not pending.settled and time.monotonic() < self._until:
             answers = pending.wait(LOOK_S)
-            if self._are_held(pending, answers) or self._is_passed(pending, answers):
+            if self._are_held(pending, answers) or self._is_passed(pending):
                 break
             if over_s is None and self._read(path) is not None:
                 over_s = time.monotonic() + OVER_S  # the others answer at their next step
@@ -456,17 +467,19 @@ class Fence:
         self._held_s = min(self._held_s, time.monotonic())
         return time.monotonic() - self._held_s > HELD_S
 
-    def _is_passed(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> bool:
+    def _is_passed(self, pending: PendingCommand) -> bool:
         """Return whether a rank has ended the step before it heard of the fence, twice in a row.
 
         In its next step it may wait for those that stand there: it cannot veto before they go on.
         """
-        silent = set(pending.sent or ()) - set(answers)
-        ranks = self._job.standing() if silent else {}
+        if pending.step == NONE or pending.settled:
+            return False
+        ranks = self._job.standing()
+        silent = set(pending.sent or ()) - set(pending.wait(0.0))
         moving = [ranks[r].step for r in silent if r in ranks and ranks[r].phase != "paused"]
         passed, before = max(moving, default=NONE), self._passed
         self._passed = passed if passed >= pending.step else NONE
-        return NONE != pending.step <= before <= passed
+        return pending.step <= before <= passed
 
     def _objection(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
         """Return why not all ranks have promised, None where all have and mean the same step."""
@@ -609,15 +622,17 @@ def _absentees(
 def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> Payload:
     """Wait for what every rank did at the fence."""
     until = time.monotonic() + left_s
-    answers = expected.wait(LOOK_S)
+    behind: list[int] = []  # ranks that were past it at the look before: their answers are filed
     while not expected.settled and time.monotonic() < until:
+        expected.wait(LOOK_S)
         ranks = job.standing()
-        answers = expected.wait(LOOK_S)
-        behind = [r for r, standing in ranks.items() if standing.step >= step + APART]
+        answers = expected.wait(0.0)
         if any(rank not in answers for rank in behind):
             break
+        behind = [r for r, standing in ranks.items() if standing.step >= step + APART]
         if any(standing.halted == EXITED for standing in ranks.values()):  # the others wait for it
             until = min(until, time.monotonic() + EXITED_S)
+    answers = expected.wait(0.0)
     try:
         check_acknowledged(expected, answers, left_s)
         for rank, ack in answers.items():

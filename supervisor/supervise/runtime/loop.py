@@ -505,6 +505,7 @@ class App:
             if not self._was_stalled(control) and system.monotonic_ns() >= self._tick_ns:
                 self._run_second(control)
             self.wakeup.wait(self._pause_s(control), control.process)
+        processor.flush()
         self._mechanisms.close()
         system.end_tools()
         self._file_watch.close()
@@ -590,7 +591,7 @@ class App:
             )
         control.pump(
             system.monotonic_ns(),
-            withdrawn=withdrawal.explain_withdrawal(processor.policy, processor.state),
+            withdrawn=self._withdrawn(),
             standstill=withdrawal.answers_stall(processor.state),
         )
         for sentence in (*control.late(), *self._hardware.troubles()):
@@ -607,21 +608,27 @@ class App:
         )
         return event_count
 
+    def _withdrawn(self) -> str:
+        return withdrawal.explain_withdrawal(self.processor.policy, self.processor.state)
+
     def _read(self) -> int:
         """Take what the segments have; return how many events that were."""
         events = self._segments.poll()
-        self._process(events)
+        if self.control:
+            self.control.file_acks()
+        self._process(events, sends=True)
         return len(events)
 
-    def _process(self, events: Sequence[Event]) -> None:
+    def _process(self, events: Sequence[Event], *, sends: bool = False) -> None:
+        """Judge events; with `sends`, orders of actions go out between them."""
         for self._pending_events, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
             for completed in self._enricher.complete(event):
                 self.processor.process(completed, more=True)
             self._preemptor.observe(event)
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
-            if self.control:
-                self.control.send_letters()
+            if sends and self.control and self.control.has_letters:
+                self.control.send_letters(self._withdrawn())
         self.processor.flush()
         forward_saves(self._checkpoints, events, self.processor)
 

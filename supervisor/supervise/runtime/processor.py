@@ -186,6 +186,7 @@ class EventProcessor:
         self._unwritten = (0, 0)
         self._is_short = self._is_unprotected = False  # of space, without a record; as was told
         self._performing_ns = 0  # when that began
+        self._unsent: list[tuple[Notified, int | None]] = []  # messages that wait for `flush`
         self._watching: tuple[Policy, Policy] | None = None  # the policy, and that with no action
         self._settings, self._run = settings, settings.run
         self._job = shlex.join(settings.argv)
@@ -249,12 +250,16 @@ class EventProcessor:
             if isinstance(decision, ActionPlanned):
                 self._perform(decision.action.id, decision.action.verb, decision.action.args)
             elif isinstance(decision, Notified):
-                self._notify(decision, seq)
+                self._unsent.append((decision, seq))
+        # The texts of a message take longer than several steps, which a rollback would lose.
+        if not any(isinstance(decision, ActionPlanned) for decision in decisions):
+            self.send_messages()
         self._report_unprotected()
 
     def flush(self) -> None:
-        """Write the events that were processed with `more`."""
+        """Write the events that were processed with `more`, and send the messages that wait."""
         self.recorder.flush()
+        self.send_messages()
         self._report_unprotected()
 
     @property
@@ -298,6 +303,7 @@ class EventProcessor:
         Not by way of the engine, which may be what failed.
         """
         self.lost_to = f"an error of supervise: {self._redactor.text(named_error(error))}"
+        self.views.make("messages that wait", self.send_messages)
         self.views.make("message of the end", self._post_unwatched, outbox)
         about = {"what": job_lifecycle.UNPROTECTED, "traceback": trace}
         self.recorder.note("note", self.state.step, f"not watched any more: {self.lost_to}", about)
@@ -490,6 +496,11 @@ class EventProcessor:
         self.performing, self._performing_ns = verb, system.monotonic_ns()
         action_awaited, key = runbook_runner.awaited_action(self.state), self.action_key(action_id)
         self.performer.start(action_id, action_awaited, args, key=key)
+
+    def send_messages(self) -> None:
+        """Post the messages that wait for the action of their event to begin."""
+        while self._unsent:
+            self._notify(*self._unsent.pop(0))
 
     def _notify(self, decision: Notified, seq: int | None) -> None:
         number = decision.step if seq is None else seq
