@@ -93,7 +93,8 @@ def take_over():
         processor, sender = EventProcessor(settings, recorder), FakeSender()
         outbox = Outbox([sender], processor.on_result)
         processor.open(Performer(job), outbox)
-        segments = SimpleNamespace(poll=lambda: list(events))
+        left = list(events)
+        segments = SimpleNamespace(poll=lambda: [left.pop() for _ in left[:]][::-1])
         adoption = Adoption(past, run, processor, recorder, job, segments)
         rest = adoption.begin(FrameEnricher(lambda pid, leads: {}), outbox)
         for event in rest:

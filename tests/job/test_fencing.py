@@ -139,6 +139,19 @@ def test_what_was_done_while_the_main_loop_judged_a_burst_counts_as_done(gang, b
     assert ranks.done() == [expected] * 2
 
 
+def test_where_ranks_cannot_agree_each_round_has_its_verdict_and_none_waits(gang):
+    """The promises of ranks that stand there already are read behind the look at where they are."""
+    ranks = gang()
+    ranks.burst_s = 0.1
+    began = time.monotonic()
+
+    with pytest.raises(ActionError, match="no savepoint before step 5") as refused:
+        ranks.control.command("rollback", Payload({"before_step": 5}), key="k", deadline_s=20.0)
+
+    assert refused.value.refused and set(ranks.verdicts()) == {"abort"}
+    assert time.monotonic() - began < 5.0
+
+
 def test_who_takes_over_finds_what_was_done_after_a_wait_for_a_rank(gang):
     ranks = gang(rank1=("evaluates", 1))
     with pytest.raises(ActionError, match="rank 1 is in eval"):

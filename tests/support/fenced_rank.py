@@ -50,6 +50,16 @@ class Rate:
         os.write(self._log, f"{self._position.step - 1} lr_scale {value!r}\n".encode())
 
 
+class NoSavepoints:
+    """Would go back, but has nothing to go back to."""
+
+    def can_rollback(self, args):
+        return {"steps": []}
+
+    def do_rollback(self, args):
+        raise NotImplementedError
+
+
 class Interrupted(Mailbox):
     """One whose rank turns to something else when the command of a number arrives."""
 
@@ -151,7 +161,7 @@ def run_rank(folder, world, step_s, faults, rank):
     optimizers = SimpleNamespace(living=list, known={})
     commands = Commands(context, mailbox, Rate(position, out), optimizers, list, str)
     held = Quarantine(context, SimpleNamespace(on_device=False), SimpleNamespace(shards=None))
-    commands.register(held)
+    commands.register(held, NoSavepoints())
     writer.announce(["train_loss_raw"])
     reporter.beat("step")
     while position.step < STEPS:

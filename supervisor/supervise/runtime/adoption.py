@@ -206,7 +206,7 @@ class Adoption:
         self.recorder.note("recovered", processor.state.step, "another supervisor took over", facts)
         now_ns = system.monotonic_ns()
         processor.process(Adopted(now_ns, os.getpid(), alive, max(0, now_ns - past.state.at_ns)))
-        self._perform_again()
+        self._perform_again(events)
         if past.asked is not None:
             processor.reload(past.asked)
         return events
@@ -245,7 +245,8 @@ class Adoption:
         messages = [(self.processor.message(notified), key, at_s) for notified, key, at_s in posted]
         return outbox.resume(messages, settled)
 
-    def _perform_again(self) -> None:
+    def _perform_again(self, events: list[Event]) -> None:
+        """Go on with the action under way; what the job says meanwhile joins the events."""
         run = self.processor.state.run()
         if run is None or run.intent.action_id is None:
             return
@@ -268,6 +269,7 @@ class Adoption:
         until = time.monotonic() + ANSWER_S
         # What follows it waits for what the job has said since: a pause may have ended by itself.
         while answered and run.intent.action_id == action["id"] and time.monotonic() < until:
+            events += self.segments.poll()  # and acks: ranks may stand at a fence
             self.control.pump(system.monotonic_ns())
             self.processor.collect_results()
             time.sleep(0.005)

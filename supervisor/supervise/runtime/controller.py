@@ -192,7 +192,7 @@ class Control:
         self._count_ranks()
         self.file_acks()
         self.send_letters(withdrawn)
-        while self._work:
+        for _ in range(len(self._work)):  # what that adds waits for the next round
             self._work.popleft()()
 
     def file_acks(self) -> None:
@@ -374,10 +374,9 @@ class Control:
         pending = PendingCommand(verb, key, self._wakeup)
 
         def begin() -> None:
-            ranks = self._segments.ranks
-            pending.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
-            pending.sent = dict(ranks)
+            pending.sent = dict(self._segments.ranks)
 
+        pending.answers |= {r: a for (r, k), a in self._earlier_acks.items() if k == key}
         with self._wakeup:
             self._open.append(pending)
         self._letters.append(begin)  # before what is asked after this

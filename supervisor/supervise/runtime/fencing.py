@@ -326,7 +326,7 @@ def carry_out(
     """
     until = time.monotonic() + deadline_s
     expected = job.expect(verb, key)  # before anybody can answer
-    fence = Fence(job, directory, verb, args, key, until)
+    fence = Fence(job, directory, verb, args, key, until, expected)
     try:
         step = fence.settle()
         left_s = max(OUTCOME_S, until - time.monotonic())
@@ -340,20 +340,29 @@ class Fence:
     """One command on its way to a verdict.
 
     Args:
-        directory: of the verdicts. until: CLOCK_MONOTONIC in seconds.
+        directory: of the verdicts. until: CLOCK_MONOTONIC in seconds. expected: what comes of it.
     """
 
     def __init__(
-        self, job: Letters, directory: Path, verb: str, args: Payload, key: str, until: float
+        self,
+        job: Letters,
+        directory: Path,
+        verb: str,
+        args: Payload,
+        key: str,
+        until: float,
+        expected: PendingCommand,
     ) -> None:
         self._job, self._directory = job, directory
         self._verb, self._args, self._key, self._until = verb, args, key, until
+        self._expected = expected
         self._name = hashlib.sha256(key.encode()).hexdigest()[:16]
         self._round = self._vetoes = 0
         self._held_s = math.inf  # since when ranks that stand there are waited for
         self._trip_s = TRIP_S
         self.orders: list[PendingCommand] = []  # for `forget`, once the outcome is there
-        self._passed = -1  # the farthest step of a rank that was past it and had not answered
+        self._silent: set[int] = set()  # ranks past it that had not answered, at the newest look
+        self._is_passed = False  # by a rank that did not hear of it in time
 
     def settle(self) -> int:
         """Return the step at which all ranks carry it out.
@@ -383,7 +392,10 @@ class Fence:
             "args": dict(self._args),
             "until_ns": int(self._until * 1e9),
         }
-        pending, answers = self._ask(Payload(fields), path)
+        asked = self._ask(Payload(fields), path)
+        if asked is None:
+            return None
+        pending, answers = asked
         step = pending.step
         objection = self._objection(pending, answers)
         promises = [ack.result.read(Answer) for ack in answers.values()]
@@ -393,7 +405,10 @@ class Fence:
                 agreed = agree_on_step(self._verb, self._args, promises)
             except ActionError as error:
                 objection = Objection(str(error))
+                self._decide(path, fences.ABORT, objection.why, step)
             else:
+                # Not who was there at first: ranks may have come or begun anew since.
+                self._expected.sent, self._expected.lost = dict(pending.sent or {}), {}
                 stands = self._decide(path, fences.COMMIT, "", step, agreed)
                 if stands.decision == fences.COMMIT:
                     return stands
@@ -403,7 +418,7 @@ class Fence:
         document = self._read(path)  # the answer of who wrote it may be late, or the main loop
         is_past = document is not None and "past" in document.args
         is_past = is_past or any(promise.past is not None for promise in promises)
-        if (is_past or NONE != step <= self._passed) and self._vetoes < VETOES:
+        if (is_past or self._is_passed) and self._vetoes < VETOES:
             self._vetoes += 1
             self._trip_s *= TRIP_GROWTH
             return None
@@ -418,8 +433,9 @@ class Fence:
             unfenceable=objection.why if objection.lasting else "",
         )
 
-    def _ask(self, order: Payload, path: str) -> tuple[PendingCommand, dict[int, Ack]]:
-        """Return the order as it was sent, and the answers to it.
+    def _ask(self, order: Payload, path: str) -> tuple[PendingCommand, dict[int, Ack]] | None:
+        """Return the order as it was sent, and the answers to it; None where ranks that were asked
+        by a supervisor before us have ended this round.
 
         Raises:
             ActionError: ranks could not be asked, all the time.
@@ -436,15 +452,17 @@ class Fence:
             if time.monotonic() >= self._until:
                 raise ActionError(f"{self._verb} was not sent: {pending.refusal}", refused=True)
             time.sleep(LOOK_S)
+            if self._read(path) is not None:
+                return None
 
     def _promises(self, pending: PendingCommand, path: str) -> dict[int, Ack]:
         """Wait until every rank has answered, or the fence is over without some of them."""
         answers: dict[int, Ack] = {}
         over_s: float | None = None
-        self._held_s, self._passed = math.inf, -1
+        self._held_s, self._silent, self._is_passed = math.inf, set(), False
         while not pending.settled and time.monotonic() < self._until:
             answers = pending.wait(LOOK_S)
-            if self._are_held(pending, answers) or self._is_passed(pending):
+            if self._are_held(pending, answers) or self._find_passed(pending):
                 break
             if over_s is None and self._read(path) is not None:
                 over_s = time.monotonic() + OVER_S  # the others answer at their next step
@@ -458,7 +476,7 @@ class Fence:
         silent = set(pending.sent or ()) - set(answers)
         if not silent or not answers or not all(ack.ok for ack in answers.values()):
             return False
-        ranks = self._job.standing()
+        ranks = _look(self._job)
         stand = all(r in ranks and ranks[r].step >= _step(a) for r, a in answers.items())
         wait = all(r in ranks and ranks[r].waits and not ranks[r].halted for r in silent)
         if not stand or not wait:
@@ -467,19 +485,19 @@ class Fence:
         self._held_s = min(self._held_s, time.monotonic())
         return time.monotonic() - self._held_s > HELD_S
 
-    def _is_passed(self, pending: PendingCommand) -> bool:
+    def _find_passed(self, pending: PendingCommand) -> bool:
         """Return whether a rank has ended the step before it heard of the fence, twice in a row.
 
         In its next step it may wait for those that stand there: it cannot veto before they go on.
         """
         if pending.step == NONE or pending.settled:
             return False
-        ranks = self._job.standing()
+        ranks = _look(self._job)
         silent = set(pending.sent or ()) - set(pending.wait(0.0))
-        moving = [ranks[r].step for r in silent if r in ranks and ranks[r].phase != "paused"]
-        passed, before = max(moving, default=NONE), self._passed
-        self._passed = passed if passed >= pending.step else NONE
-        return pending.step <= before <= passed
+        moving = {r for r in silent if r in ranks and ranks[r].phase != "paused"}
+        before, self._silent = self._silent, {r for r in moving if ranks[r].step >= pending.step}
+        self._is_passed = not before.isdisjoint(self._silent)
+        return self._is_passed
 
     def _objection(self, pending: PendingCommand, answers: Mapping[int, Ack]) -> Objection | None:
         """Return why not all ranks have promised, None where all have and mean the same step."""
@@ -492,7 +510,7 @@ class Fence:
             return Objection(f"rank {rank}: {ack.error}", lasting)
         silent = sorted(set(pending.sent) - set(answers))
         if silent:
-            missing = _absentees(silent, pending, self._job.standing(), "promise")
+            missing = _absentees(silent, pending, _look(self._job), "promise")
             stands = self._read(self._path())
             if stands is not None:
                 missing = f"{missing}, and {stands.why}"
@@ -531,6 +549,14 @@ class Fence:
             return fences.decide_fence(path, decision, reason, step, dict(args or {}))
         except (OSError, ValueError, KeyError) as error:
             raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
+
+
+def _look(job: Letters) -> dict[int, Standing]:
+    """Return where ranks are; nothing while the main loop is busy, as with a slow disk."""
+    try:
+        return job.standing()
+    except ActionError:
+        return {}
 
 
 def _step(promise: Ack) -> int:
@@ -625,7 +651,7 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
     behind: list[int] = []  # ranks that were past it at the look before: their answers are filed
     while not expected.settled and time.monotonic() < until:
         expected.wait(LOOK_S)
-        ranks = job.standing()
+        ranks = _look(job)
         answers = expected.wait(0.0)
         if any(rank not in answers for rank in behind):
             break
@@ -644,12 +670,14 @@ def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -
         reason = str(error)
         silent = sorted(set(expected.sent or {}) - set(answers))
         if silent:
-            missing = _absentees(silent, expected, job.standing(), "answer")
+            missing = _absentees(silent, expected, _look(job), "answer")
             reason = f"{expected.verb} was decided on, and {missing}"
         if not any(ack.ok for ack in answers.values()):
             raise ActionError(f"{reason}: no rank is known to have done it") from error
         reason = f"the ranks differ from step {step} on: {reason}"
         raise ActionError(reason, inconsistent=True) from error
+    if not answers:
+        raise ActionError(f"{expected.verb} was decided on, and no rank has a probe attached")
     longest = max(ack.result.read(Wait).wait_ms for ack in answers.values())
     result = answers[min(answers)].result
     return result.extended(ranks=len(answers), ack_step=step, wait_ms=longest)

@@ -424,6 +424,7 @@ class App:
         Also called on a thread of its own, where the disk of the run hangs.
         """
         self.processor.mark_progress()
+        self.processor.send_messages(recorded=False)  # none, unless the disk of the run hangs
         self._courier.stop()
         outbox.close(within_s)
         self.processor.mark_progress()
@@ -505,7 +506,7 @@ class App:
             if not self._was_stalled(control) and system.monotonic_ns() >= self._tick_ns:
                 self._run_second(control)
             self.wakeup.wait(self._pause_s(control), control.process)
-        processor.flush()
+        processor.send_messages()
         self._mechanisms.close()
         system.end_tools()
         self._file_watch.close()

@@ -52,7 +52,8 @@ from .status import TrainingProgress, end_protection
 _log = logging.getLogger(__name__)
 METRICS, PROGRESS = "metrics for Prometheus", "progress of the training"  # two views
 SLACK_S = 2.0  # time beyond the deadline for an action to report its own failure
-HURRY_NS = 1_000_000_000  # of an action, in which it needs the main loop most; project default
+# Of an action, in which it needs the main loop: until its first letter, and most; project defaults.
+LETTER_NS, HURRY_NS = 50_000_000, 1_000_000_000
 
 
 class Performer:
@@ -250,16 +251,16 @@ class EventProcessor:
             if isinstance(decision, ActionPlanned):
                 self._perform(decision.action.id, decision.action.verb, decision.action.args)
             elif isinstance(decision, Notified):
-                self._unsent.append((decision, seq))
-        # The texts of a message take longer than several steps, which a rollback would lose.
-        if not any(isinstance(decision, ActionPlanned) for decision in decisions):
-            self.send_messages()
+                # Its texts take longer than several steps, which a rollback would lose.
+                if self._unsent or any(isinstance(other, ActionPlanned) for other in decisions):
+                    self._unsent.append((decision, seq))
+                else:
+                    self._notify(decision, seq)
         self._report_unprotected()
 
     def flush(self) -> None:
-        """Write the events that were processed with `more`, and send the messages that wait."""
+        """Write the events that were processed with `more`."""
         self.recorder.flush()
-        self.send_messages()
         self._report_unprotected()
 
     @property
@@ -303,7 +304,8 @@ class EventProcessor:
         Not by way of the engine, which may be what failed.
         """
         self.lost_to = f"an error of supervise: {self._redactor.text(named_error(error))}"
-        self.views.make("messages that wait", self.send_messages)
+        while self._unsent:
+            self.views.make("messages that wait", self.send_messages)
         self.views.make("message of the end", self._post_unwatched, outbox)
         about = {"what": job_lifecycle.UNPROTECTED, "traceback": trace}
         self.recorder.note("note", self.state.step, f"not watched any more: {self.lost_to}", about)
@@ -347,13 +349,15 @@ class EventProcessor:
             self.performing = ""
             self.process(finished)
         self.record_results()
-        if not self._is_hurried():
+        if not self._is_hurried(LETTER_NS):
+            self.send_messages()
+        if not self._is_hurried(HURRY_NS):
             self.incident_files.flush(system.monotonic_ns())
         self.recorder.limit_journal(self.policy.journal_bytes)
 
-    def _is_hurried(self) -> bool:
-        """Whether an action has just begun: its commands need the main loop, and files can wait."""
-        return bool(self.performing) and system.monotonic_ns() - self._performing_ns < HURRY_NS
+    def _is_hurried(self, within_ns: int) -> bool:
+        """Whether an action has just begun: its commands need the main loop."""
+        return bool(self.performing) and system.monotonic_ns() - self._performing_ns < within_ns
 
     def record_results(self) -> None:
         """Write down what became of messages."""
@@ -497,15 +501,21 @@ class EventProcessor:
         action_awaited, key = runbook_runner.awaited_action(self.state), self.action_key(action_id)
         self.performer.start(action_id, action_awaited, args, key=key)
 
-    def send_messages(self) -> None:
-        """Post the messages that wait for the action of their event to begin."""
-        while self._unsent:
-            self._notify(*self._unsent.pop(0))
+    def send_messages(self, *, recorded: bool = True) -> None:
+        """Post the messages that wait for the action of their event to begin.
 
-    def _notify(self, decision: Notified, seq: int | None) -> None:
+        Args:
+            recorded: the disk responds, so their texts are put on record.
+        """
+        while self._unsent:
+            decision, seq = self._unsent.pop(0)
+            self._notify(decision, seq, recorded=recorded)
+
+    def _notify(self, decision: Notified, seq: int | None, *, recorded: bool = True) -> None:
         number = decision.step if seq is None else seq
         message = self.message(decision)
-        self._record_text(message, decision.message, number)
+        if recorded:
+            self._record_text(message, decision.message, number)
         if not self._outbox.post(message, key=f"{self._run.id}:{number}") and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
 
