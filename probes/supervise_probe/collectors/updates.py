@@ -20,6 +20,7 @@ the weights is within 1.2 %, and measured every WEIGHT_EVERY steps.
 from __future__ import annotations
 
 import weakref
+from math import isfinite
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -116,8 +117,12 @@ class UpdatesCollector(Collector):
             self._snapshot(update)
             return
         if not self.pace.due:
-            self._passed = True
-            return
+            norm = update.gradient_norm
+            if not isinstance(norm, float) or isfinite(norm):
+                self._passed = True
+                return
+            # Its update tells whether that reached the weights; a clip may have made it all 0.
+            self.pace.due = True
         began = thread_time_ns()
         self._snapshot(update)
         self._cost_ns += thread_time_ns() - began

@@ -40,6 +40,25 @@ def test_a_costly_update_is_measured_in_every_fourth_step_until_something_change
     assert changed.data == {"metrics": ["update_norm", "update_to_weight"]}
 
 
+OVERFLOW = """
+    if step == 22:
+        spare = torch.nn.Parameter(torch.ones(1))
+        spare.grad = torch.tensor([math.inf])
+        torch.nn.utils.clip_grad_norm_([spare, *model.parameters()], 1.0)
+    old ="""
+
+
+def test_the_update_of_an_infinite_gradient_is_measured_where_only_one_in_four_is(probed):
+    """Of a tensor that no optimizer holds: the clip has made all others 0."""
+    script = THINNED.replace("\n    old =", OVERFLOW, 1)
+    job = probed.run(f"import math\n{script}")
+    measured = [frame["step"] for frame in job.frames if "update_norm" in frame]
+    assert [step for step in measured if 16 <= step <= 22] == [16, 20, 22]
+    assert job.frames[22]["grad_global_norm"] == math.inf
+    moved = job.output[22]["update_norm"]
+    assert math.isclose(job.frames[22]["update_norm"], moved, rel_tol=0.1)
+
+
 UNDIVIDED = """
 model = nn.Linear(6, 5)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
