@@ -52,7 +52,7 @@ class ParamDigestCollector(Collector):
 
     METRICS = PARAM_DIGEST_METRICS
 
-    SAMPLED = "gradients"  # as often: ranks that are not averaged differ from the first step on
+    SAMPLED = "checksums"  # a set of its own: no dear pass over the gradients makes it rarer
 
     def __init__(self, context: ProbeContext) -> None:
         super().__init__(context)

@@ -20,7 +20,14 @@ SLACK = 0.75  # of what all sets may cost: none takes twice as many samples beyo
 LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 would save nothing
 SPARSEST = 16  # steps; half of what the supervisor takes for a metric that went missing
 # Steps between two samples by default: the cost of one is then below its part of SHARE.
-DEFAULTS = {"attention": 50, "activations": 50, "routing": 10, "weights": 500, "gradients": 50}
+DEFAULTS = {
+    "attention": 50,
+    "activations": 50,
+    "routing": 10,
+    "weights": 500,
+    "gradients": 50,
+    "checksums": 50,
+}
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
 # Steps between two samples at first, of a set that has its default interval: 12 samples, which have
 # a spread, and the next one lie in the first EARLY_STEPS.

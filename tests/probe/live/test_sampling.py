@@ -54,6 +54,7 @@ def test_intervals_are_those_of_the_step_number(probed):
         "routing": 0,
         "weights": 500,
         "gradients": 50,
+        "checksums": 50,
         "batch_sanity": 4,
         "moments": 4,
         "updates": 1,

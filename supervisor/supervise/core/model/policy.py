@@ -252,6 +252,7 @@ class Sampling(Section, frozen=True, omit_defaults=True):
     gradients: Annotated[
         Steps | None, describe_key("metrics that need a pass over the gradients")
     ] = None
+    checksums: Annotated[Steps | None, describe_key("weights of ranks that must be alike")] = None
 
 
 class ProbeSettings(Section, frozen=True):
