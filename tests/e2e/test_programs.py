@@ -153,6 +153,183 @@ def test_a_healthy_run_that_converges_is_left_in_peace(supervise, script, progra
     assert len(messages) <= 1, [r["reason"] for r in messages]
 
 
+TOKENS = """
+import copy
+STEPS = 150
+
+
+class Body(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(16, width), nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(width, 16, bias=False)
+
+    def forward(self, x):
+        h = self.table(x)
+        for block in self.blocks:
+            h = h + torch.relu(block(self.norm(h)))
+        return self.head(self.drop(h))
+
+
+def batch():
+    x = torch.randint(0, 16, (16, 8))
+    y = (5 * x + 3) % 16
+    return x, torch.where(torch.rand(x.shape) < 0.1, torch.randint(0, 16, x.shape), y)
+
+
+def loss_of(model):
+    x, y = batch()
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def train(model, optimizer, micro=1, before=lambda step: None):
+    for step in range(STEPS):
+        before(step)
+        optimizer.zero_grad()
+        for _ in range(micro):
+            (loss_of(model) / micro).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        time.sleep(0.01)
+
+
+def adam(model):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+
+
+model = Body()
+"""
+OTHER_KINDS = {
+    "frozen-backbone": """
+model.table.requires_grad_(False), model.blocks.requires_grad_(False)
+train(model, adam(model))
+""",
+    "lora": """
+class Adapted(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, h):
+        return self.base(h) + self.b(self.a(h))
+
+model.requires_grad_(False)
+model.blocks = nn.ModuleList(map(Adapted, model.blocks))
+train(model, adam(model))
+""",
+    "gan": """
+maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+judge = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+first, second = adam(maker), adam(judge)
+for step in range(STEPS):
+    fake = maker(torch.randn(32, 4))
+    second.zero_grad()
+    right, wrong = judge(torch.randn(32, 8)), judge(fake.detach())
+    (F.softplus(-right).mean() + F.softplus(wrong).mean()).backward()
+    second.step()
+    first.zero_grad()
+    F.softplus(-judge(fake)).mean().backward()
+    first.step()
+    time.sleep(0.01)
+""",
+    "tied-weights": """
+model.head.weight = model.table.weight
+train(model, adam(model))
+""",
+    "idle-experts": """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, h):
+        gates = self.router(h).softmax(-1)
+        best = gates.argmax(-1).clamp(max=1)
+        out = torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            mask = best == number
+            if mask.any():
+                out[mask] = expert(h[mask]) * gates[mask][:, number : number + 1]
+        return out
+
+model.blocks[1] = Experts()
+train(model, adam(model))
+""",
+    "sam": """
+optimizer, params = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), [*model.parameters()]
+for step in range(STEPS):
+    x, y = batch()
+    loss = lambda: F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    optimizer.zero_grad()
+    loss().backward()
+    scale = 0.05 / torch.stack([p.grad.norm() for p in params]).norm()
+    uphill = [p.grad * scale for p in params]
+    with torch.no_grad():
+        torch._foreach_add_(params, uphill)
+    optimizer.zero_grad()
+    loss().backward()
+    with torch.no_grad():
+        torch._foreach_sub_(params, uphill)
+    optimizer.step()
+    time.sleep(0.01)
+""",
+    "accumulation": "train(model, adam(model), micro=4)",
+    "ema": """
+average = copy.deepcopy(model).requires_grad_(False).eval()
+
+def follow(step):
+    torch._foreach_lerp_([*average.parameters()], [p.detach() for p in model.parameters()], 0.02)
+    if step % 50 == 49:
+        with torch.no_grad():
+            loss_of(average)
+
+train(model, adam(model), before=follow)
+""",
+    "lbfgs": """
+model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+x = torch.rand(1024, 2)
+y = torch.sin(12 * x[:, :1]) * torch.cos(12 * x[:, 1:])
+
+def closure():
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    return loss
+
+for step in range(STEPS):
+    optimizer.step(closure)
+    time.sleep(0.01)
+""",
+    "unfreezing": """
+model.blocks.requires_grad_(False), model.table.requires_grad_(False)
+optimizer = adam(model)
+
+def unfreeze(step):
+    for at, part in ((50, model.blocks), (100, model.table)):
+        if step == at:
+            optimizer.add_param_group({"params": [*part.requires_grad_(True).parameters()]})
+
+train(model, optimizer, before=unfreeze)
+""",
+}
+OF_THE_MACHINE = ("throughput", "probe", "hang", "hardware")  # which other work slows down
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_nothing_is_said_of_a_healthy_program_of_another_kind(supervise, script, name):
+    run = supervise.run("--policy", "nano", job=script(TOKENS + OTHER_KINDS[name]))
+
+    rules = {r["rule"] for r in run.kinds("rule", "fired")}
+    assert run.returncode == 0 and run.intents == []
+    assert {rule for rule in rules if rule.partition(".")[0] not in OF_THE_MACHINE} == set()
+
+
 LEFT_OUT = """
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)
