@@ -9,11 +9,14 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic_ns
 from types import SimpleNamespace
 
 import pytest
 
-from supervise.runtime import ReferenceCurves
+from supervise.core.model import LateFrame, Mechanisms
+from supervise.runtime import MechanismMonitor, ReferenceCurves
+from tests.support.waiting import wait_until
 
 torch = pytest.importorskip("torch")
 PROGRAM = Path(__file__).parents[2] / "probes" / "supervise_offline" / "mechanisms.py"
@@ -172,3 +175,30 @@ def test_a_distance_is_in_spreads_of_the_reference():
     assert abs(near[f"{name}_band"]) < 2.0
     assert low[f"{name}_band"] == pytest.approx(near[f"{name}_band"] - 1.0 / 0.23, rel=0.3)
     assert curves.distances(6000, {name: 25.0}) == curves.distances(2000, {"other": 1.0}) == {}
+
+
+ANSWERS = """#!/bin/sh
+cpu=2
+while read -r path; do
+    echo '{"step": '$cpu', "values": {"dw_spectral_entropy": 1.0}, "cpu_s": '$cpu'}'
+    cpu=$((cpu + 1))
+done
+"""
+
+
+def test_the_next_pair_is_asked_for_when_it_fits_into_the_share(tmp_path):
+    """Four fifths of it; the first answer has the start of the process in it."""
+    python, pair = tmp_path / "python", tmp_path / "weight-pair"
+    python.write_text(ANSWERS)
+    python.chmod(0o755)
+    monitor, began = MechanismMonitor(Mechanisms(share=0.5), tmp_path), monotonic_ns()
+    for due_s in (2 / 0.4, (3 + 1) / 0.4):
+        pair.write_text(json.dumps({"python": str(python)}) + "\n")
+        events = []
+        wait_until(lambda got=events: got.extend(monitor.poll(1)) or got, "an answer", every_s=0.02)
+        assert isinstance(events[0], LateFrame)
+        list(monitor.poll(began + int((due_s - 0.5) * 1e9)))
+        assert pair.exists()
+        list(monitor.poll(began + int((due_s + 0.5) * 1e9)))
+        assert not pair.exists()
+    monitor.close()

@@ -38,6 +38,7 @@ from ..system import Child
 FILE = "weight-pair"  # as `supervise_probe.sampling.weight_pairs`
 LIMIT_NS = 600_000_000_000  # for one pair; project default
 LOWEST = 19  # niceness
+BESIDE = 0.8  # of the share, for this process; the copies in the job are within the rest
 LONGEST_LINE = 1 << 16
 COMPARED = (
     *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),
@@ -122,6 +123,7 @@ class MechanismMonitor:
         self._process: Child | None = None
         self._began_ns = system.monotonic_ns()
         self._asked_ns = self._next_ns = 0
+        self._spent_s = 0.0  # CPU time of the process, as of its newest answer
         self._is_answered = False  # the file is one that has its results
         self._line = b""
         self._reference: ReferenceCurves | None = None
@@ -199,7 +201,11 @@ class MechanismMonitor:
             yield self._stop(now_ns, answer.error)
             return
         self._asked_ns, self._is_answered = 0, True
-        self._next_ns = self._began_ns + int(answer.cpu_s * 1e9 / settings.share)
+        # As much again as the newest pair took has to fit; in the first the start of torch is, too.
+        next_s = answer.cpu_s - self._spent_s if self._spent_s else 0.0
+        self._spent_s = answer.cpu_s
+        allowed = BESIDE * settings.share
+        self._next_ns = self._began_ns + int((answer.cpu_s + next_s) * 1e9 / allowed)
         values = {
             name: value
             for name, value in list(answer.values.items())[:VALUES]
