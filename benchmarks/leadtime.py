@@ -22,24 +22,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from supervise.catalog.loader import load_policy
-from supervise.core.engine import initial_state, step
-from supervise.core.model.decisions import RuleFired, Suppressed
-from supervise.core.model.policy import Policy
-from supervise.lab.backtest import events_of_run
-from supervise.store.run_directory import RunDir
-from supervise.trials.arms import LOSS, MUTED, Alarm, FaultArm, read_fault
-from supervise.trials.drill_findings import (
+from supervise.catalog import load_policy
+from supervise.core import initial_state, step
+from supervise.core.model import Policy, RuleFired, Suppressed
+from supervise.lab import events_of_run
+from supervise.store import RunDir
+from supervise.trials import (
+    LOSS,
     METRICS,
+    MUTED,
+    Alarm,
     Drill,
+    FaultArm,
+    FaultResult,
     Finding,
+    PlannedRun,
     Runs,
+    SuiteReport,
+    TrialPolicy,
+    fault_result,
+    read_fault,
+    render_suite,
     summarize_fault,
     summarize_healthy_run,
     summarize_monitors,
 )
-from supervise.trials.suite_report import FaultResult, SuiteReport, fault_result, render_suite
-from supervise.trials.trial_runs import PlannedRun, TrialPolicy
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "leadtime.md"

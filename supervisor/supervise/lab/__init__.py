@@ -7,7 +7,9 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "backtest": "make_events, backtest_source, run_backtest, load_in_shadow_mode",
+        "backtest": (
+            "events_of_run, make_events, backtest_source, run_backtest, load_in_shadow_mode"
+        ),
         "fake_job": "FakeJob",
         "policy_diff": "Change, compare_policies",
         "scenario_runner": (

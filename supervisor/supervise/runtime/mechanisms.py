@@ -38,7 +38,7 @@ from ..system import Child
 FILE = "weight-pair"  # as `supervise_probe.sampling.weight_pairs`
 LIMIT_NS = 600_000_000_000  # for one pair; project default
 LOWEST = 19  # niceness
-BESIDE = 0.8  # of the share, for this process; the copies in the job are within the rest
+PROCESS_PART = 0.8  # of the share, for this process; the copies in the job are within the rest
 LONGEST_LINE = 1 << 16
 COMPARED = (
     *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),
@@ -204,7 +204,7 @@ class MechanismMonitor:
         # As much again as the newest pair took has to fit; in the first the start of torch is, too.
         next_s = answer.cpu_s - self._spent_s if self._spent_s else 0.0
         self._spent_s = answer.cpu_s
-        allowed = BESIDE * settings.share
+        allowed = PROCESS_PART * settings.share
         self._next_ns = self._began_ns + int((answer.cpu_s + next_s) * 1e9 / allowed)
         values = {
             name: value

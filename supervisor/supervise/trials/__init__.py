@@ -14,9 +14,10 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "arms": "Act, Alarm, Arm, ArmBuilder, FaultArm",
+        "arms": "Act, Alarm, Arm, ArmBuilder, FaultArm, LOSS, MUTED, read_fault",
         "drill_findings": (
-            "Drill, Runs, find_departure, summarize_fault, summarize_healthy_run, "
+            "Drill, Finding, METRICS, Runs, "
+            "find_departure, summarize_fault, summarize_healthy_run, "
             "sum_excess_loss, summarize_monitors, find_moved_metrics, spread_of, "
             "explain_unhealthy"
         ),
@@ -30,12 +31,12 @@ __getattr__ = lazy_exports(
             "judge_gate, find_missing_placeholders, plan_look"
         ),
         "suite_report": (
-            "FAULT_HEADER, SuiteReport, fault_plot, fault_result, "
+            "FAULT_HEADER, FaultResult, SuiteReport, fault_plot, fault_result, "
             "fault_rows, describe_limits, render_suite, monitor_rows, suite_page, "
             "summarize_suite, describe_undetected"
         ),
         "trial_runs": (
-            "SUITE_LOG, TrialPolicy, VERDICT_LOG, arm_environment, default_faults, "
+            "PlannedRun, SUITE_LOG, TrialPolicy, VERDICT_LOG, arm_environment, default_faults, "
             "cite_trial, find_clashes, "
             "open_log, plan_waves, drop_refused"
         ),

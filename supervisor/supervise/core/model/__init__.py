@@ -12,7 +12,8 @@ __getattr__ = lazy_exports(
         "decisions": (
             "ActionFailed, ActionFinished, ActionOrder, ActionPlanned, ActionRef, BREACH, "
             "CLEARED, Decision, IncidentClosed, IncidentOpened, IncidentRaised, MessageText, "
-            "NearMiss, NoticeTaken, Notified, OK, PlannedStep, RuleFired, SEVERITIES, UNKNOWN, "
+            "NearMiss, NoticeTaken, Notified, OK, PlannedStep, RuleFired, SEVERITIES, Suppressed, "
+            "UNKNOWN, "
             "decision_from_record, decode_numbers, plain_json, decision_record"
         ),
         "events": (
