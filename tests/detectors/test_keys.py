@@ -72,6 +72,7 @@ WRONG = [
     ("Equal", {"to": None, "with_": "b", "law": "nondecreasing"}, "law", ""),
     ("Equal", {"to": "first", "law": "changing"}, "law", ""),
     ("Equal", {"unlike_past": True}, "unlike_past", ""),
+    ("Equal", {"longest": True}, "longest", ""),
     ("Equal", {"abs_tolerance": math.nan}, "abs_tolerance", ""),
     ("Harm", {"arl": 100.0}, "arl", ""),
     ("Harm", {"margin": -0.1}, "margin", ""),

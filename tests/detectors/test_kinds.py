@@ -266,6 +266,15 @@ def test_equal_a_repetition_unlike_its_past(value, before, repeats, read):
     assert "B" not in letters[: len(before) + 32]
 
 
+def test_equal_the_longest_repetition(read):
+    """A value is repeated three times each; only what stays for longer is unlike that."""
+    spec = Equal("a", to="previous", law="changing", longest=True, for_=2)
+
+    letters = read(spec.start(), [(each,) for each in [1.0] * 3 + [2.0] * 4 + [3.0] * 6])
+
+    assert letters == "?oBooooooooBB", "nobody saw the first of the first"
+
+
 def test_paired_the_raw_code_is_of_evaluations_only(read):
     """Couplings must not see one evaluation for a thousand steps."""
     watch = Paired("a", gt=0.1).start()

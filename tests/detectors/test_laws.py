@@ -75,6 +75,7 @@ ALL = {
     "equal_first": Equal("a", to="first", abs_tolerance=0.1, for_=2),
     "equal_previous": Equal("a", to="previous", law="nondecreasing"),
     "equal_changing": Equal("a", to="previous", law="changing", for_=2),
+    "equal_longest": Equal("a", to="previous", law="changing", longest=True, for_=2),
     "equal_unlike_past": Equal("a", to="previous", law="changing", unlike_past=True, for_=2),
     "band": Band("a", FLAT, width=2.0, clear=1.0, m_of_n=(2, 3)),
     "band_smooth": Band("a", FLAT, width=2.0, side="high", transform="log", smooth=10),

@@ -24,6 +24,7 @@ ARL, MARGIN = 1e6, 0.02  # what an excursion is, as in `harm`
 NOTHING = 1e-6  # what float32 leaves of a sum that cancels; no loss that is to fall begins there
 # Amounts: a tenth more is alike; one row in eight may be odd, of 16 at least.
 ALIKE, ODD, FIRST = math.log(1.1), 8, 16
+FEWEST = 3  # rows that may be of three levels
 # Of a move of the amount, in logarithms: how exactly a sum follows it; in deviations of the ratio.
 EXACT, ROUGH, DEVIATIONS = 0.25, 0.5, 3.0
 PROOF = 8  # rows behind a move: the metric has to go on following
@@ -113,12 +114,13 @@ class Comparable(AmountDetector):
     down with their number. So it is OK, for `lasting` steps, where of the newest `window` rows one
     in eight had an `amount` unlike that of the row before and of the two commonest ones. Two levels
     are of the same kind: the last update of an epoch is of fewer micro-batches, two tasks come by
-    turns. A tenth more or less is alike, and a few new levels are a ramp.
+    turns. A tenth more or less is alike, and a few new levels are a ramp. Before 16 rows, and from
+    the third on, that is so for the row alone.
 
     With `least` it is about the row alone, and OK where its amount is below that share of the
     median of `window` rows, as that of the last batch of an epoch.
 
-    BREACH before 16 rows, and where no amount is known. UNKNOWN for absent and NaN samples of
+    BREACH before 3 rows, and where no amount is known. UNKNOWN for absent and NaN samples of
     `metric`. `rewind` keeps what was before.
 
     Example:
@@ -167,20 +169,20 @@ class ComparableWatch(Memory):
 
     def forget_last(self) -> None:
         super().forget_last()
-        self.is_short = False
+        self.is_short = self.is_early = False
 
     def feed(self, sample: Any, step: int) -> int:
         self.value, amount = sample
         self.raw = UNKNOWN
         if step <= self.last:
             return UNKNOWN
-        self.last, self.is_short = step, False
+        self.last, self.is_short, self.is_early = step, False, False
         if amount is not None and 0.0 < amount < math.inf:
             self._count(round(math.log(amount) / ALIKE), step)
         if self.value is None or self.value - self.value != 0.0:
             return UNKNOWN
         is_odd = bool(self.odd) and step - self.odd[-1] < self.spec.lasting
-        self.raw = OK if is_odd or self.is_short else BREACH
+        self.raw = OK if is_odd or self.is_short or self.is_early else BREACH
         return self.raw
 
     def _count(self, level: int, step: int) -> None:
@@ -202,14 +204,17 @@ class ComparableWatch(Memory):
             )
             return
         turns = self.turns[-window:]
-        if len(turns) < FIRST or sum(turns) * ODD <= len(turns):
+        if len(turns) < FEWEST or sum(turns) * ODD <= len(turns):
             return
         levels = self.levels[-window:]
         if len(set(levels)) <= 2:
             return
         common = {level for level, _ in Counter(levels).most_common(2)}
         strange = sum(turn and at not in common for at, turn in zip(levels, turns, strict=True))
-        if strange * ODD > len(turns):
+        if strange * ODD <= len(turns):
+            return
+        self.is_early = len(turns) < FIRST
+        if not self.is_early:
             self.odd.append(step)
             trim_window(window, self.odd)
 

@@ -38,8 +38,10 @@ class Equal(Detector):
     also have moved before: 32 changes, no repetition in them longer than an eighth of this one in
     steps, so that neither rounding nor rare samples explain it; the newest 8 changes mostly at
     least 4 times the smallest, so that it did not converge; and a value of more than two digits,
-    so that it is no limit. After `previous` the next sample is compared with this one, whatever it
-    was: a counter that fell back is a BREACH for one sample.
+    so that it is no limit. With `longest` it need only stay for longer than ever in the last 256
+    changes: what takes four steps with each batch repeats them all. After `previous` the next
+    sample is compared with this one, whatever it was: a counter that fell back is a BREACH for one
+    sample.
 
     UNKNOWN for absent and NaN samples of either metric, and for the first sample where it is the
     reference. `rewind` gives the reference of then back, over 256 changes of the value.
@@ -61,6 +63,7 @@ class Equal(Detector):
     tolerance: float = 0.0  # share of what is referred to
     abs_tolerance: float = 0.0  # units of the metric
     unlike_past: bool = False  # with `changing`: never did it repeat itself for nearly so long
+    longest: bool = False  # with `changing`: never did it repeat itself for as long
     for_: int = 1  # samples in a row
     m_of_n: tuple[int, int] | None = None  # breaching samples among the newest n
     unit: Unit = "rows"  # of `for` and `m_of_n`; steps: of the job, for a sampled metric
@@ -86,6 +89,8 @@ class Equal(Detector):
             wrong.append(("law", "changing needs `to: previous`"))
         if self.unlike_past and self.law != "changing":
             wrong.append(("unlike_past", "needs `law: changing`"))
+        if self.longest and self.law != "changing":
+            wrong.append(("longest", "needs `law: changing`"))
         for name, share in (("tolerance", self.tolerance), ("abs_tolerance", self.abs_tolerance)):
             if not 0.0 <= share < math.inf:
                 wrong.append((name, f"must be zero or a positive number, not {share}"))
@@ -135,7 +140,18 @@ class EqualWatch(Debounced):
             breach = above < -slack or (self.law == 2 and above == -slack)
         self.raw = BREACH if breach else OK
         code = self.debounce(breach, False) if breach or self.bits or self.firing else OK
+        if code == BREACH and spec.longest and not self._is_longest():
+            return OK
         return OK if code == BREACH and spec.unlike_past and not self._is_unlike_past() else code
+
+    def _is_longest(self) -> bool:
+        """Whether the value stays for longer than any before it did.
+
+        The first may have been there before the first sample.
+        """
+        starts = [self.steps[0] - 1, *self.steps[1:]]
+        spans = (later - earlier for earlier, later in pairwise(starts))
+        return self.last - self.steps[-1] >= max(spans, default=0)
 
     def _is_unlike_past(self) -> bool:
         """Whether neither rounding, rare samples, convergence nor a limit explains a repetition."""
