@@ -202,7 +202,7 @@ def checked(tell, probe, limit, *, again, severity="SEV1", for_steps=1, **more):
     detector = Nonfinite(NAMES[:1]) if limit is None else above("train_loss_raw", limit)
     rule = one_rule(detector, severity, "back", for_steps=for_steps)
     runbooks = {"back": runbook_of("back", *steps)}
-    return tell(**rule, runbooks=runbooks, answer=answer, **{"job": KEPT} | more)
+    return tell(**rule | {"runbooks": runbooks, "answer": answer, "job": KEPT} | more)
 
 
 def asked(tell, *answers, unknown=False, changes=None, **result):
@@ -361,7 +361,7 @@ TOKENS = (*NAMES, "batch_token_drift", "batch_top1_share")
 USUAL = {"grad_global_norm": 1.0, "batch_top1_share": 0.05}
 
 
-def learned(tell, *answers, names=TOKENS):
+def learned(tell, *answers, names=TOKENS, **more):
     """A job whose tokens are looked at, and whose probe batch answers as the test says."""
     found = iter(answers)
 
@@ -370,7 +370,7 @@ def learned(tell, *answers, names=TOKENS):
         answer = answer if isinstance(answer, dict) else {"loss": answer, "was": WAS}
         story.asked = story.step + 3, key, answer
 
-    story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names)
+    story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names, **more)
     story.asked = None
     feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
     return story
@@ -502,3 +502,31 @@ def test_damage_that_the_probe_batch_shows_late_is_taken_back(tell):
 
     assert "touch" in verbs(story)
     assert "other data come in" in story.kinds("abort", "withdrawn")[0].reason
+
+
+@pytest.mark.parametrize(
+    ("turn", "severities"),
+    [
+        ([4.9, 4.8, 4.6, *[3.4] * 50], ["SEV1"]),  # as the first one
+        ([*[3.9] * 12, 4.8, 4.6, *[3.4] * 50], ["SEV1"]),  # seen late
+        ([9.0, 4.8, 4.6, *[3.4] * 50], ["SEV1", "SEV1"]),  # further up
+        ([4.9] * 200, ["SEV1", "SEV1"]),  # it stays
+    ],
+)
+def test_tasks_that_take_turns_are_reported_once(tell, turn, severities):
+    """What asks for no action is muted where the tasks did the same before."""
+    detectors = {"high": above("train_loss_raw", 5.0), "up": above("train_loss_raw", 4.0)}
+    high = rule_on(detectors, "high", "SEV1", "back", for_steps=2)
+    both = {"detectors": detectors, "rules": (high, rule_on(detectors, "up", "SEV1"))}
+    story = learned(tell, 2.3, 2.35, 2.5, *[2.9] * 9, names=NAMES, **both)
+    usual = [2.0 + 0.02 * (step % 3) for step in range(60)]
+    for losses in ([6.0, 5.9, 5.8, 5.6, 5.2], usual * 2, turn):
+        feed(story, losses)
+
+    assert verbs(story) == ["check_weights", "snapshot"]
+    assert story.state.context.task_turn.step == 40
+    opened = [message for message in messages(story) if message["kind"] == "opened"]
+    assert [message["severity"] for message in opened] == severities
+    muted = [d.data["suppressed_by"] for d in story.kinds("suppressed") if d.rule == "up"]
+    assert any(text.startswith("data:another task") for text in muted) or len(severities) == 2
+    assert story.replayed() == story.recorded()

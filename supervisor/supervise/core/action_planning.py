@@ -28,7 +28,7 @@ from .model.payload import Outcome, Payload, RollbackArgs, WeightsArgs
 from .model.policy import Policy, Runbook
 from .rank_monitor import RankMonitor
 from .run_state import Happened, State, StepContext
-from .trends import DataLevel, InputChange, LossCourse
+from .trends import DataLevel, InputChange, LossCourse, TaskTurn
 
 
 def plan_context(
@@ -241,6 +241,23 @@ def remember_data_level(state: State, incident: Incident) -> None:
     level, levels = learned_data_level(state, incident), state.context.data_levels
     if level is not None and all(level.step != known.step for known in levels):
         levels.append(level)
+
+
+def remember_data(state: State, incident: Incident) -> None:
+    """Keep what an incident that ends was about, where it was other data or another task."""
+    remember_data_level(state, incident)
+    case, peak = incident.case, incident.case.excursion.peak
+    if case.other_data and case.band is not None and peak is not None and not case.rolled_back:
+        usual = case.band.forecast(incident.breach_step)
+        state.context.task_turn = TaskTurn(incident.breach_step, usual, peak)
+
+
+def describe_task_turn(state: State, monitor: RankMonitor, onset: int) -> str:
+    """Return what shows that two tasks took turns again at `onset`, "" for nothing."""
+    turn = state.context.task_turn
+    if turn is None or _has_tokens(monitor):
+        return ""
+    return turn.returned(monitor.history.series(LOSS), onset)
 
 
 def remember_returned_data(state: State, metrics: Collection[str]) -> None:
@@ -553,6 +570,7 @@ def reduce_to_evidence(
         _probe_before(old, order, result),
         bool(explain_other_data(state, incident, order, result)),
     )
+    incident.case.other_data |= incident.deferred.weights_check.other_data
     run.terms.reduced_reason = reason
     # People know by then that the data changed; that they are learned is no other reason.
     is_same = old is not None and (event == old.data_event or (is_changed and old.changed))

@@ -229,7 +229,7 @@ def close_incident(
     ctx.record(structs.replace(closed, reason=f"closed: {notices.describe_end(closed)}"))
     if verdict is not None:
         diagnosis.remember_onset(ctx.state.context, incident.case)
-        action_planning.remember_data_level(ctx.state, incident)
+        action_planning.remember_data(ctx.state, incident)
     if then is None:
         then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
     _notify_end(ctx, incident, closed, then)

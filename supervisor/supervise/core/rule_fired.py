@@ -289,7 +289,10 @@ def _explain_returned_data(
         return None
     if any(reading.get("value") == 0.0 for reading in breaching):
         return None
-    text = action_planning.describe_returned_data(state, monitor, monitor.first_breach(rule))
+    onset = monitor.first_breach(rule)
+    text = action_planning.describe_returned_data(state, monitor, onset)
+    if not text and rule.runbook is None:  # what asks for an action has the weights tested
+        text = action_planning.describe_task_turn(state, monitor, onset)
     return Suppressor(rule_scope.RETURNED_DATA, text) if text else None
 
 

@@ -40,7 +40,7 @@ from .notices import NO_ADVICE, Cause, Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
-from .trends import DataLevel
+from .trends import DataLevel, TaskTurn
 
 RANKS = (*SEVERITIES, "INFO")
 WEIGHTS = (FINISHED, CLOSED, APPROVAL, ACTION, UPDATED, WATCHER)  # the first one names a message
@@ -445,6 +445,7 @@ class LossContext:
         planned: changes that operators announced, beside those of the policy.
         data_levels: stretches of other data that incidents were about. data_returned: the frame
             count at which a rule was last muted as such data came back, -1 for never.
+        task_turn: the newest stretch of another task, by the two losses; None for none.
     """
 
     happened: deque[Happened] = field(default_factory=lambda: deque(maxlen=64))
@@ -453,6 +454,7 @@ class LossContext:
     planned: tuple[Planned, ...] = ()
     data_levels: deque[DataLevel] = field(default_factory=lambda: deque(maxlen=8))
     data_returned: int = -1
+    task_turn: TaskTurn | None = None
 
 
 @dataclass(slots=True)

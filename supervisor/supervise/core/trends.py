@@ -285,6 +285,38 @@ class DataLevel:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskTurn:
+    """A stretch of another task, of which no tokens are known; the run came back by itself.
+
+    Attributes:
+        step: its first one. loss_before, peak: the loss just before, and its highest one there.
+    """
+
+    step: int
+    loss_before: float
+    peak: float
+
+    def returned(self, losses: Sequence[tuple[int, float]], onset: int) -> str:
+        """Return what shows that the tasks took turns again at `onset`, "" where it may be more.
+
+        A loss that rose no further than then, from where it was, and has not stayed up for long. A
+        rule may see that a few steps late.
+        """
+        after = [loss for step, loss in losses if step >= onset]
+        before = [loss for step, loss in losses if step < onset - UNSEEN_STEPS][-ENDED:]
+        rise = self.peak - self.loss_before
+        usual = self.loss_before + HALF * rise
+        if onset <= self.step or not after or len(before) < ENDED or median(before) > usual:
+            return ""
+        is_high = median(after[-ENDED:]) > usual and losses[-1][0] - onset > LEARNED
+        if is_high or not max(after) <= self.loss_before + RISE * rise:
+            return ""
+        return (
+            f"another task, as from step {self.step}: loss {max(after):.3g}, then {self.peak:.3g}"
+        )
+
+
 def _places(
     series: Mapping[str, Sequence[tuple[int, float]]],
     then: Mapping[str, Range],
