@@ -9,7 +9,7 @@ that the job had, and UNKNOWN otherwise, with the reason. litgpt has to be insta
 Drills: a fault strikes a live job that evaluates and saves every so many steps, in mode `observe`;
 the table has the rules that fired and do not in the same job without it. Data: each fault of
 `supervise data drill` is planted in a corpus that the gate passes, and checked against its
-manifest. Expected is the rule that the fault is for.
+manifest. Expected is the rule that the fault is for. As root it gives evaluations its own priority.
 
 Writes `checkpoints.md`. Finished runs are kept in `.checkpoints/`, and an interrupted one resumes.
 Exit code 1: a kind is neither proved nor has a reason, or a fault is not reported by its rule.
@@ -27,11 +27,16 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from supervise.data import FAULTS
 from supervise.store import RunDir, read_audit
@@ -94,6 +99,7 @@ KINDS = (
 # Evaluations of the job, and of checkpoints, which take a minute at nice 19 on a busy machine.
 FAST = ("--steps=320", "--every=40", "--step-ms=50")
 SLOW = ("--steps=200", "--every=100", "--step-ms=1200")
+LONG = ("--steps=320", "--every=80", "--step-ms=500")  # behind a last step no rule fires
 DRILLS = {
     "eval_mismatch": (FAST, "evaluation.val_loss"),
     "weight_noise": (FAST, "loss_spike.jump"),
@@ -101,11 +107,25 @@ DRILLS = {
     "bad_checkpoint:how=optimizer": (SLOW, "quality.parts_lost"),
     "bad_checkpoint:how=scheduler": (SLOW, "quality.parts_lost"),
     "bad_checkpoint:how=rng": (SLOW, "quality.parts_lost"),
-    "bad_checkpoint:how=truncate": (SLOW, "checkpoint.verification_failed"),
+    "bad_checkpoint:how=truncate": (LONG, "checkpoint.verification_failed"),
 }
 ABUSE_SCORER = '"""Finds one word."""\n\n\n'
 ABUSE_SCORER += "def score(texts):\n    return ['idiot' in text for text in texts]\n"
 REJECTS = '{"length": {"dropped": 300, "total": 3000}}'
+
+
+def hasten() -> None:
+    """Give what runs at nice 19 the priority of this process, as other work would starve it.
+
+    How long an evaluation waits is no matter of these tables. It takes root.
+    """
+    own = psutil.Process()
+    while True:
+        with suppress(psutil.Error):
+            for child in own.children(recursive=True):
+                if child.nice() > own.nice():
+                    child.nice(own.nice())
+        time.sleep(0.5)
 
 
 def slug(text: str) -> str:
@@ -169,7 +189,8 @@ def kind_row(kind: Kind) -> tuple[list[str], bool]:
     """Return the row of a kind, and whether it is neither proved nor explained."""
     answer = kept(kind.name, lambda folder: evaluate_kind(kind, folder))
     if answer["reason"]:
-        return [kind.name, f"UNKNOWN: {answer['reason']}", "", ""], False
+        reason = answer["reason"].replace(f"{HERE}{os.sep}", "")
+        return [kind.name, f"UNKNOWN: {reason}", "", ""], False
     was, now = answer["was"], answer["now"]
     equal = PROVED if was == now else f"proved, {abs(now - was):.1g} apart"
     parts = ", ".join(f"{name} {verdict}" for name, verdict in answer["parts"].items())
@@ -196,7 +217,7 @@ def drill_rows() -> tuple[list[list[str]], list[str]]:
         name = f"drill {fault.strip() or 'none'} {runs[fault][1]}"
         return list(kept(name, lambda folder: fired(folder, fault.strip(), runs[fault])))
 
-    with ThreadPoolExecutor(6) as pool:  # they sleep for most of the time
+    with ThreadPoolExecutor(5) as pool:  # they sleep for most of the time
         results = dict(zip(runs, pool.map(result, runs), strict=True))
     healthy = {*results[""], *results[" "]}
     rows, missed = [], []
@@ -288,6 +309,7 @@ def main() -> int:
     parser.add_argument("--only", default="kinds,drills,data")
     parser.add_argument("--kind", action="append", help="part of the name of a kind; default: all")
     options = parser.parse_args()
+    threading.Thread(target=hasten, daemon=True).start()
     missed: list[str] = []
     parts = []
     if "kinds" in options.only:
@@ -304,7 +326,7 @@ def main() -> int:
         rows, bad_ones = drill_rows()
         missed += bad_ones
         about = (
-            f"A byte GPT that evaluates and saves every 40 steps of 50 ms, or every 100 of 1.2 s "
+            "A byte GPT that evaluates and saves every 40 steps of 50 ms, or every 100 of 1.2 s\n"
             f"where checkpoints are struck; the fault begins at step {AT}.\n\n"
         )
         parts.append("## Faults of a live job\n\n" + about + table(header, rows))

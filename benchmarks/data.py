@@ -4,11 +4,11 @@
 
 The corpus is the standard library of this Python as JSON lines, with its tests. Speeds are bytes of
 text over CPU time of the process; datasketch's MinHash is measured on the same documents in the
-same run, and datatrove's where it can be imported. Recall is over all pairs with a Jaccard
-similarity of 0.8 or more, by counting shared 5-grams. Memory is a limit of the process
-(`RLIMIT_DATA`), half of a corpus made longer by changing terms. A check is killed at ten moments
-and goes on each time, of a small corpus and of that one; its manifest must be that of a check that
-was not.
+same run, and datatrove's where it can be imported: `pip install datatrove spacy 'xxhash<4'`. Recall
+is over all pairs with a Jaccard similarity of 0.8 or more, by counting shared 5-grams. Memory is a
+limit of the process (`RLIMIT_DATA`), half of a corpus made longer by changing terms. A check is
+killed at ten moments and goes on each time, of a small corpus and of that one; its manifest must be
+that of a check that was not.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import pytest
 from supervise.catalog import JUDGED_AS, rules_judging
 from supervise.cli import invoke
 from supervise.data import FAULTS
+from supervise_probe.faults import fault_classes
 
 TESTS = Path(__file__).parents[1]
 
@@ -109,6 +110,12 @@ TESTED = {metric: file for file, ids in RUN.items() for metric in ids.split()} |
     row.partition(":")[0]: file for file, ids in BUILD.items() for row in ids.split()
 }
 OF_RUN = {*TESTED, *ALIASES}
+# Faults of `supervise run --drill` whose rules the table of benchmarks/checkpoints.py has.
+LIVE = (
+    *("eval_mismatch", "weight_noise"),
+    *(f"bad_checkpoint:how={how}" for how in ("noise", "optimizer", "scheduler", "rng")),
+)
+PACKS = TESTS.parent / "policies" / "packs"
 # Of a checkpoint: the rule that a planted fault makes fire, in the test of the metric.
 FIRING = {
     "eval_artifact_hash": "evaluation.artefacts",
@@ -182,6 +189,20 @@ def test_the_rule_of_each_planted_fault_judges_the_metric_that_it_is_for():
         readers = {other for name in names for other in (name, *JUDGED_AS.get(name, ()))}
         rule = f"data_build.{FAULTS[fault].rule}" if fault else None
         assert rule is None or any(rule in rules_judging(name) for name in readers), metric
+
+
+def test_each_fault_of_the_committed_table_fired_the_rule_that_it_is_for():
+    """In a live job, and in a corpus; the rule is one that exists, and the fault one of today."""
+    text = (TESTS.parent / "benchmarks" / "checkpoints.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    struck = {row[0].split("`")[1]: row[1:] for row in rows if len(row) == 3 and "`" in row[0]}
+
+    assert {*FAULTS, *LIVE} <= struck.keys()
+    assert {name.partition(":")[0] for name in struck} <= {*FAULTS, *fault_classes()}
+    for name, (rule, fired) in struck.items():
+        pack, _, own = rule.partition(".")
+        assert rule in fired.split(", "), name
+        assert f"id: {own}," in (PACKS / f"{pack}.yaml").read_text("utf-8"), rule
 
 
 def test_a_planted_fault_makes_the_rule_of_a_metric_of_checkpoints_fire():
