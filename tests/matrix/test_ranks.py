@@ -185,7 +185,7 @@ def test_replicas_that_drift_apart_are_seen_and_shards_are_not_compared(pair):
     """A drill lets them drift; another one feeds both the same batch, which is seen as well."""
     noise = {"fault": "weight_noise", "step": 4, "params": {"target": "vector"}, "rank": 1}
     same_batch = {"fault": "same_batch", "step": 4, "params": {"steps": 3}}
-    sampling = {"gradients": 1, "share": 1.0}
+    sampling = {"checksums": 1, "share": 1.0}
     job = pair.probed.run(APART, sampling=sampling, drills=[noise, same_batch])
     frames = [each.frames for each in rank_jobs(job.folder)]
     digests = [[_digests(frame) for frame in each] for each in frames]
