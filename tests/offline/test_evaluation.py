@@ -792,10 +792,10 @@ def saved(tmp_path, monkeypatch):
         entry = register.add(path, step=9, state="verified", probe_batch=facts)
         entry.stamp, entry.python = stamp_files(path), sys.executable
 
-        def evaluate(memory=2 << 30, **settings):
+        def evaluate(free=4 << 30, **settings):
             pinned = tmp_path / "checkpoints" / entry.id / "data" / "c.pt"
             return evaluate_checkpoint(
-                VerifierProcess(()), [], entry, pinned, Evaluate(**settings), memory
+                VerifierProcess(()), [], entry, pinned, Evaluate(**settings), free
             )
 
         return evaluate
@@ -809,7 +809,7 @@ def test_a_script_with_a_guard_gives_its_classes_and_what_ends_the_process_is_to
         "import atexit; atexit.register(print, 'bye')\nGREETING = print('noise')", GUARDED
     )
 
-    good, full = evaluate(), evaluate(memory=80 << 20)
+    good, full = evaluate(), evaluate(free=160 << 20)
 
     assert good.reason == "" and good.now == good.was
     assert good.metrics["checkpoint_proved"] == 1.0 and good.metrics["checkpoint_unknown"] == 0.0
@@ -831,10 +831,11 @@ class Overwriting:
     """Answers with what it is asked for, while the job writes its file again."""
 
     def __init__(self, path):
-        self.path, self.requests = path, []
+        self.path, self.requests, self.memory = path, [], []
 
     def evaluate(self, request, python, limit_s):
         self.requests.append(request["checkpoint"])
+        self.memory.append(request["memory"])
         self.path.write_text("a newer one" * len(self.requests))
         return Evaluation(reason=Path(request["previous"]).name)
 
@@ -872,6 +873,31 @@ def test_a_file_that_is_overwritten_is_read_from_its_pin_and_compared_with_the_o
         os.chown(batches / "b.pt", 1000, 1000)
         refused = evaluate_checkpoint(process, earlier, entry, pinned, Evaluate(), 1 << 30)
         assert "root" in refused.reason and len(process.requests) == 3
+
+
+def test_memory_is_that_of_the_policy_and_without_it_no_job_is_ended_with_an_evaluation(tmp_path):
+    register, digest = Register(tmp_path), "0" * 32
+    facts = {"path": str(tmp_path / "b.pt"), "value": 1.0, "model": digest}
+    path = tmp_path / "c.pt"
+    for file in (path, tmp_path / "b.pt", tmp_path / f"structure.{digest}.pkl"):
+        file.touch()
+    entry = register.add(str(path), step=100, state="verified", probe_batch=facts)
+    pinned = tmp_path / "checkpoints" / entry.id / "data" / "c.pt"
+    process = Overwriting(path)
+
+    def evaluate(free, *, fatal=False, **settings):
+        entry.stamp = stamp_files(str(path))
+        return evaluate_checkpoint(
+            process, [], entry, pinned, Evaluate(**settings), free, is_fatal=lambda: fatal
+        )
+
+    refused = evaluate(8 << 30, fatal=True)
+    evaluate(8 << 30)
+    evaluate(None)
+    evaluate(8 << 30, fatal=True, memory_gb=0.5)
+
+    assert "memory.oom.group" in refused.reason and "memory_gb" in refused.reason
+    assert process.memory == [4 << 30, 2 << 30, 500_000_000]
 
 
 @pytest.mark.parametrize("where", ["", "pod", "pod/container"])

@@ -316,17 +316,22 @@ def evaluate_checkpoint(
     entry: Entry,
     pinned: Path,
     settings: Evaluate,
-    memory: int,
+    free: int | None,
     *,
     is_kept: bool = True,
+    is_fatal: Callable[[], bool] | None = None,
 ) -> Evaluation:
     """Evaluate a verified checkpoint of a run. Blocks.
 
     Args:
         earlier: see `registry.predecessors`. pinned: where its copy is, while it is pinned.
-        settings: with absolute paths. memory: in bytes.
+        settings: with absolute paths. free: memory in bytes, None: it is not known.
         is_kept: the next evaluation is compared with this one.
+        is_fatal: default `ends_with_job`.
     """
+    if not settings.memory_gb and (is_fatal or ends_with_job)():
+        return Evaluation(reason=ENDS_WITH_JOB)
+    half = LEAST_MEMORY if free is None else free // 2
     facts = entry.evaluation or entry.probe_batch or {}
     stamp = entry.stamp
     own = discovery.stamp_files(entry.path) == stamp  # preferred: a pin may be dropped meanwhile
@@ -351,7 +356,7 @@ def evaluate_checkpoint(
         # Again, by hand: perhaps of other windows.
         "keep": "" if keep.exists() or not is_kept else str(keep),
         "series": re.sub(r"\d+", "#", entry.path),
-        "memory": memory,
+        "memory": int((settings.memory_gb or 0.0) * 1e9) or half,
         **_settings_request(settings),
     }
     evaluation = process.evaluate(request, entry.python, settings.limit_s)
@@ -530,18 +535,14 @@ class CheckpointEvaluator:
         return True
 
     def _evaluate(self, entry: Entry, earlier: Sequence[Entry], start_s: float) -> Evaluation:
-        settings, free = self._settings, self._free_memory()
-        if ends_with_job() and not settings.memory_gb:
-            return Evaluation(reason=ENDS_WITH_JOB)
-        half = LEAST_MEMORY if free is None else free // 2
-        memory = int((settings.memory_gb or 0.0) * 1e9) or half
         own_s = math.inf  # nothing is saved behind the end of the job
         if self._end_s == math.inf:
             own_s = max(LEAST_S, seconds_between_saves(self._kept.register.entries) / 2.0)
-        limit_s = min(settings.limit_s, own_s, self._end_s - start_s)
-        settings = msgspec.structs.replace(settings, limit_s=limit_s)
+        limit_s = min(self._settings.limit_s, own_s, self._end_s - start_s)
+        settings = msgspec.structs.replace(self._settings, limit_s=limit_s)
         pinned = self._kept.pins.data(entry)
-        return evaluate_checkpoint(self.process, earlier, entry, pinned, settings, memory)
+        free = self._free_memory()
+        return evaluate_checkpoint(self.process, earlier, entry, pinned, settings, free)
 
     def finish(self) -> None:
         """Evaluate the newest without a rest: the job has ended. Thread-safe.

@@ -639,8 +639,6 @@ class _Evaluator:
     ) -> Evaluation:
         """Evaluate one; `is_alone`: it is not compared with others."""
         pinned = self.run / registry.PINNED / entry.id / "data" / entry.name
-        free = host.available_bytes()
-        memory = (host.memory_bytes() if free is None else free) // 2
         first_steps = dict(self.register.first_steps)
         earlier = registry.predecessors(self.register.checkpoints, first_steps, entry)
         return evaluate_checkpoint(
@@ -649,7 +647,7 @@ class _Evaluator:
             entry,
             pinned,
             settings,
-            memory,
+            host.available_bytes(),
             is_kept=not is_alone,
         )
 
