@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -102,6 +102,16 @@ def _narrow(lines: Sequence[Sequence[str]], widths: list[int], width: int) -> se
         else:
             own_lines.add(max(set(range(1, len(widths))) - own_lines, key=widths.__getitem__))
     return own_lines
+
+
+@contextmanager
+def spare_stdout(outputs: Iterable[Path | None]) -> Iterator[None]:
+    """Print on stderr where one of these outputs is stdout, whose reader gets that alone."""
+    if any(path is not None and files.descriptor_of(path) == 1 for path in outputs):
+        with redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
 
 
 PrintLine = Callable[[str], None]

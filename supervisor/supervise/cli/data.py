@@ -17,7 +17,7 @@ import click
 from ..core.model.decisions import BREACH, UNKNOWN
 from ..errors import InputError, StoreError, UsageError
 from ..store import files
-from ._output import echo, echo_json, print_table, progress_line
+from ._output import echo, echo_json, print_table, progress_line, spare_stdout
 from ._params import ARGV, PROGRAM
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ SEVERITIES = ("SEV0", "SEV1", "SEV2")
 ELEMENTS = {"fail": "failure", "not judged": "skipped"}
 MEMBERS = 5  # of a family of metrics, on the terminal
 FAILED = 1
+OUTPUTS = ("manifest", "report", "index", "junit")  # options
 FILE = click.Path(path_type=Path, dir_okay=False)
 ANY = click.Path(path_type=Path)
 
@@ -168,7 +169,8 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
         _write_reports(manifest, findings, base, options)
         if is_own:
             checking.remove_results()
-    _print(manifest, findings, base, options)
+    with spare_stdout(options[name] for name in OUTPUTS):
+        _print(manifest, findings, base, options)
     if any(finding.gate for finding in findings):
         ctx.exit(FAILED)
 
@@ -392,14 +394,16 @@ def _next_sum(ctx: click.Context) -> str:
         if argument.startswith("--part="):
             del argv[number]
             break
-    return f"next: {shlex.join([PROGRAM, *argv, '--manifest', 'data.json'])}"
+    if ctx.params["manifest"] is None:
+        argv += ["--manifest", "data.json"]
+    return f"next: {shlex.join([PROGRAM, *argv])}"
 
 
 def _require_documents(manifest: Manifest) -> None:
     """Raise InputError where there are none."""
     if not manifest.counts.documents:
         reason = next(iter(manifest.counts.reasons), "the files are empty")
-        hint = "--text-field NAME, where the text is in another field"
+        hint = "JSON lines, a document each; --text-field NAME, where the text is in another field"
         raise InputError(f"no document could be read: {reason}", hint=hint)
 
 
@@ -407,7 +411,7 @@ def _check_outputs(options: Mapping[str, Any], checking: BuildCheck) -> None:
     """Refuse what could not be written when all is read. Raises StoreError, InputError."""
     from ..data.duplicates import needs_tokenizer
 
-    for name in ("manifest", "report", "index", "junit"):
+    for name in OUTPUTS:
         if (path := options[name]) is None:
             continue
         try:
@@ -504,8 +508,8 @@ def _print(
     print_table(rows, ("metric", "value", "baseline"))
     if failed and options["report"] is None:
         echo("", "next: the same with --report data.html shows the documents behind it")
-    elif options["manifest"] is not None and not failed:
-        name = os.fspath(options["manifest"])
+    elif not failed and (path := options["manifest"]) is not None and not files.is_stream(path):
+        name = os.fspath(path)
         echo("", f"next: record it with each run: job: {{manifest: [{name}]}} in the policy")
 
 

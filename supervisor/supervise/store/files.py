@@ -38,6 +38,7 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 MAX_DEPTH = 64
+MAX_LINKS = 40  # followed, as by Linux
 MAX_JSON = 16 << 20  # bytes; our largest document has some hundred kB
 _SEARCH = stat.S_IXGRP | stat.S_IXOTH
 _held: dict[Path, tuple[int, int]] = {}  # directory -> device and inode
@@ -251,11 +252,30 @@ def hidden_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
+def descriptor_of(path: Path) -> int | None:
+    """Return the number of our own descriptor that `path` names, as /dev/stdout does.
+
+    Its file opened again is written from its begin, over what the descriptor wrote.
+    """
+    own = os.path.realpath("/proc/self/fd")
+    for _ in range(MAX_LINKS):
+        folder = os.path.realpath(path.parent)
+        if folder == own and path.name.isdecimal():
+            return int(path.name)
+        try:
+            path = Path(folder, path.readlink())
+        except OSError:
+            return None
+    return None
+
+
 def is_stream(path: Path) -> bool:
     """Return whether data passes through `path`: a device, a FIFO, a link as /dev/stdout.
 
     Whoever replaces /dev/null takes it from all programs of the machine.
     """
+    if descriptor_of(path) is not None:
+        return True
     try:
         kind = path.stat().st_mode
     except OSError:
@@ -270,6 +290,10 @@ def require_writable(path: Path) -> None:
     Raises:
         OSError: it could not be written.
     """
+    if (fd := descriptor_of(path)) is not None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
     if is_stream(path):
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -291,7 +315,8 @@ def replacing_file(
         mode, options: see `open`.
     """
     if shared and is_stream(path):
-        with path.open(mode, **options) as stream:
+        fd = descriptor_of(path)
+        with open(path if fd is None else os.dup(fd), mode, **options) as stream:  # noqa: PTH123 - or a number
             yield stream
         return
     fresh = hidden_name(path)
