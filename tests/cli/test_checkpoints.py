@@ -64,6 +64,7 @@ def test_an_evaluation_says_why_there_is_none(run, supervise):
     (held_out := run / "a=b.bin").touch()
     for val, why in (
         (["no.bin"], "there is no file"),
+        (["n" * 300], "File name too long"),
         ([f"a={held_out}"] * 2, "has the name a"),
         ([f"a/b={held_out}"], "'a/b' is no name"),
     ):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -167,8 +168,9 @@ def test_a_check_that_is_killed_and_one_in_parts_and_by_two_processes_give_one_m
     assert {path: path.stat().st_mtime_ns for path in ages} == ages
     for part in ("1/2", "0/2"):
         argv = ["data", "check", data, "--work", tmp_path / "shared", "--part", part]
-        assert invoke([*map(str, argv)]) == 0
-    assert "next: supervise data check" in capsys.readouterr().out
+        assert invoke([*map(str, argv), "--manifest", str(tmp_path / "own.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "next: supervise data check" in printed and printed.count("--manifest") == 1
     check(data, "--work", tmp_path / "shared", "--manifest", tmp_path / "parts.json")
     check(data, "--jobs", 2, "--manifest", tmp_path / "two.json")
 
@@ -237,12 +239,20 @@ def test_a_result_that_was_cut_short_is_an_error_and_no_failed_gate(tmp_path, ch
     assert done.code == 64 and "and check again" in done.errors
 
 
+def write_word_tokenizer(path: Path) -> None:
+    """Write a tokenizer that fails on each other word: it has no token for the unknown."""
+    model = {"type": "WordLevel", "vocab": {"harbour": 0}, "unk_token": "none"}
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+
+
 BAD_SCORER = """
 import os
+import sys
 fails = lambda texts: 1 / 0
 few = lambda texts: [0.5]
 no_number = lambda texts: [float("nan")] * len(texts)
 ends = lambda texts: os._exit(9)
+leaves = lambda texts: sys.exit(0)
 """
 
 
@@ -282,6 +292,14 @@ ends = lambda texts: os._exit(9)
         ("check {0}/d --tokenizer {0}/none", "a tokenizer.json"),
         ("check {0}/d --part 3/2 --work {0}/w", "0/100 to 100/100"),
         ("check {0}/d --index {0}/fifo", "is no file"),
+        ("check {0}/d --toxicity bad_scorer:leaves", "bad_scorer:leaves: SystemExit: 0"),
+        ("check {0}/d --toxicity bad_scorer:leaves --jobs 2 --val {0}/d", "SystemExit: 0"),
+        ("check {0}/d --toxicity ending:score", "its module ends with 0"),
+        ("check {0}/d --tokenizer {0}/words.json", "the tokenizer fails: WordLevel error"),
+        ("check {0}/{1}", "File name too long"),
+        ("check {0}/d --rejects short={0}/{1}", "File name too long"),
+        ("drill dup {0}/d {0}/{1}", "File name too long"),
+        ("check {0}/array.json", "JSON lines, a document each"),
     ],
 )
 def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
@@ -291,6 +309,11 @@ def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
     write_lines(tmp_path / "ids/a.jsonl", [{"input_ids": [1, 2]}])
     (tmp_path / "wrong.json").write_text('{"length": {"gone": 3, "total": 30}}')
     (tmp_path / "bad_scorer.py").write_text(BAD_SCORER)
+    (tmp_path / "ending.py").write_text("raise SystemExit(0)")
+    write_word_tokenizer(tmp_path / "words.json")
+    with (tmp_path / "array.json").open("wb") as file:
+        file.write(b"[")
+        file.truncate((32 << 20) + 2)
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged.jsonl").write_bytes(b"\x00\xff" * 500)
     (tmp_path / "damaged").mkdir()
@@ -302,7 +325,7 @@ def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
 
     before = {*tmp_path.rglob("*")}
 
-    code = invoke(["data", *argv.format(tmp_path).split()])
+    code = invoke(["data", *argv.format(tmp_path, "n" * 300).split()])
 
     caught = capsys.readouterr()
     assert code in (64, 65)
@@ -340,13 +363,74 @@ def test_an_output_to_a_pipe_or_a_device_goes_through_it_and_replaces_nothing(
     assert copy.stat().st_size > 100 and not [*tmp_path.glob("*.parts")]
 
 
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "{0}/link"])
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_manifest_to_stdout_is_all_that_is_there_and_removes_nothing(path, mode, tmp_path):
+    """The file was opened again and cut, and the table went over it."""
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    (log := tmp_path / "log").write_text("earlier\n")
+    argv = ["check", tmp_path / "d", "--manifest", path.format(tmp_path)]
+
+    with log.open(mode) as out:
+        job = start(*argv, stdout=out)
+        errors = job.communicate()[1]
+
+    text = log.read_text()
+    assert job.returncode == 0 and "PASS: " in errors and "manifest: [" not in errors
+    assert text.startswith("earlier\n") == (mode == "a")
+    assert json.loads(text.removeprefix("earlier\n"))["counts"]["documents"] == 5
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_stdout_that_is_a_pipe_and_a_descriptor_that_cannot_be_written(tmp_path):
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+
+    job = start("check", tmp_path / "d", "--manifest", "/dev/stdout", stdout=subprocess.PIPE)
+    document = json.loads(job.communicate()[0])
+    for number in (0, 99):
+        argv = ["check", tmp_path / "d", "--manifest", f"/dev/fd/{number}"]
+        with (tmp_path / "d/a.jsonl").open() as stdin:
+            refused = start(*argv, stdin=stdin)
+        assert f"cannot write /dev/fd/{number}: " in refused.communicate()[1]
+        assert refused.returncode == 64
+
+    assert document["counts"]["documents"] == 5
+
+
+def test_a_bug_is_no_failed_gate(tmp_path):
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    text = "import supervise.data.build_check as b\nb.Worker = None\nscore = len\n"
+    (tmp_path / "breaking.py").write_text(text)
+
+    job = start("check", tmp_path / "d", "--toxicity", "breaking:score", cwd=tmp_path)
+
+    assert "TypeError" in job.communicate()[1] and job.returncode == 70
+
+
+def test_files_are_measured_whose_names_are_no_text(tmp_path, check):
+    names = [os.fsdecode(b"caf\xe9.jsonl"), os.fsdecode(b"m\xe9/a.txt"), os.fsdecode(b"\xe9.xyz")]
+    write_lines(tmp_path / "d" / names[0], prose(5, 5))
+    for name in names[1:]:
+        (path := tmp_path / "d" / name).parent.mkdir(exist_ok=True)
+        path.write_bytes(b"a text of a file\0" if name.endswith("xyz") else b"a text of a file")
+
+    done = check(tmp_path / "d", "--manifest", tmp_path / "m.json")
+
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    assert done.code == 0 and manifest["counts"]["documents"] == 6
+    labels = {row["path"] for row in manifest["inputs"]}
+    assert labels == {r"caf\udce9.jsonl", r"m\udce9/a.txt"}
+    assert manifest["ignored"] == {r"\udce9.xyz": "no known format"}
+
+
 # ── interruptions ─────────────────────────────────────────────────────────────────────────────────
 
 
-def start(*argv: object) -> subprocess.Popen[str]:
+def start(*argv: object, **options: Any) -> subprocess.Popen[str]:
     """Start `supervise data` in a group of its own, as a terminal does."""
     command = [sys.executable, "-m", "supervise", "data", *map(str, argv)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0, **options)
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = invoke(argv)
     except Exception:
         traceback.print_exc()
-        code = 1
+        code = SuperviseError.exit_code  # 1 is a verdict of many commands
     _streams.exit_process(code)
 
 

@@ -105,7 +105,7 @@ def _narrow(lines: Sequence[Sequence[str]], widths: list[int], width: int) -> se
 
 
 @contextmanager
-def spare_stdout(outputs: Iterable[Path | None]) -> Iterator[None]:
+def reserve_stdout(outputs: Iterable[Path | None]) -> Iterator[None]:
     """Print on stderr where one of these outputs is stdout, whose reader gets that alone."""
     if any(path is not None and files.descriptor_of(path) == 1 for path in outputs):
         with redirect_stdout(sys.stderr):

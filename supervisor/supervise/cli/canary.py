@@ -18,7 +18,7 @@ from ..core.model.payload import Payload
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RunDir
-from ._output import echo, echo_json, print_table, progress_line, spare_stdout
+from ._output import echo, echo_json, print_table, progress_line, reserve_stdout
 from ._params import JobCommand
 from ._runs import (
     SCRATCH,
@@ -205,7 +205,7 @@ def print_report(report: GateReport, options: Mapping[str, Any]) -> int:
     page = os.environ.get("GITHUB_STEP_SUMMARY")
     if page and github is not False:
         _append(Path(page), render_summary(report))
-    with spare_stdout((options["junit"], options["html"])):
+    with reserve_stdout((options["junit"], options["html"])):
         if options["json_wanted"]:
             echo_json(report)
         else:

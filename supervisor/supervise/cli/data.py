@@ -17,7 +17,7 @@ import click
 from ..core.model.decisions import BREACH, UNKNOWN
 from ..errors import InputError, StoreError, UsageError
 from ..store import files
-from ._output import echo, echo_json, print_table, progress_line, spare_stdout
+from ._output import echo, echo_json, print_table, progress_line, reserve_stdout
 from ._params import ARGV, PROGRAM
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
         _write_reports(manifest, findings, base, options)
         if is_own:
             checking.remove_results()
-    with spare_stdout(options[name] for name in OUTPUTS):
+    with reserve_stdout(options[name] for name in OUTPUTS):
         _print(manifest, findings, base, options)
     if any(finding.gate for finding in findings):
         ctx.exit(FAILED)

@@ -755,8 +755,12 @@ def _held_out(pairs: Sequence[str]) -> dict[str, str]:
             text = f"--val {pair}: {name!r} is no name"
             raise UsageError(text, hint="--val held=FILE") from error
         path = Path(file).absolute()
-        if not path.exists():
-            raise UsageError(f"--val {pair}: there is no file {path}")
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise UsageError(f"--val {pair}: there is no file {path}") from None
+        except OSError as error:
+            raise UsageError(f"--val {pair}: cannot read {path}: {error.strerror}") from error
         if name in files:
             raise UsageError(f"--val {pair}: another file has the name {name}")
         files[name] = str(path)

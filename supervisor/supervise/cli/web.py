@@ -19,7 +19,7 @@ import click
 from ..errors import StoreError, UsageError
 from ..store import files
 from ..store.run_directory import RUNS, is_run
-from ._output import echo, spare_stdout
+from ._output import echo, reserve_stdout
 from ._runs import NO_RUN, find_run
 
 PORT, TRIED_PORTS = 8787, 50
@@ -190,7 +190,7 @@ def _export(page: Any, run: str, target: Path) -> None:
             file.write(raw)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
-    with spare_stdout((target,)):
+    with reserve_stdout((target,)):
         echo(f"{target}: {len(raw) / 1e3:.0f} kB; it opens without a server")
 
 

@@ -28,7 +28,17 @@ from msgspec import Struct
 from ..errors import InputError, StoreError
 from ..store import files
 from . import duplicates
-from .corpus import Damage, Document, Fields, Ignored, Piece, documents, list_pieces, need
+from .corpus import (
+    Damage,
+    Document,
+    Fields,
+    Ignored,
+    Piece,
+    documents,
+    list_pieces,
+    need,
+    unicode_name,
+)
 from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
 from .text_metrics import TOKENIZER, TextMetrics, scorer_digest
 
@@ -391,9 +401,8 @@ def _unwritable(folder: Path | str, error: OSError) -> StoreError:
 
 
 def _name(plan: Plan, number: int, piece: Piece) -> str:
-    about = msgspec.json.encode(
-        (piece.path, piece.more, piece.size, piece.mtime_ns, piece.start, piece.end)
-    )
+    names = unicode_name(piece.path), tuple(map(unicode_name, piece.more))
+    about = msgspec.json.encode((*names, piece.size, piece.mtime_ns, piece.start, piece.end))
     return f"{number:06d}-{plan.key}-{hashlib.sha256(about).hexdigest()[:12]}"
 
 
@@ -445,14 +454,14 @@ def read_filter_stages(options: Sequence[str], fields: Fields) -> dict[str, Stag
     stages: dict[str, Stage] = {}
     for option in options:
         name, equals, folder = option.partition("=")
-        if equals and not (Path(folder).is_dir() or Path(option).exists()):
-            raise InputError(f"--rejects {option}: no folder {folder}", hint=REJECTS)
-        if equals and Path(folder).is_dir():
-            pieces, _ = list_pieces(Path(folder))
-            dropped = sum(isinstance(d, Document) for p in pieces for d in documents(p, fields))
-            stages[name] = Stage(dropped, 0)
-            continue
         try:
+            if equals and not (Path(folder).is_dir() or Path(option).exists()):
+                raise InputError(f"--rejects {option}: no folder {folder}", hint=REJECTS)
+            if equals and Path(folder).is_dir():
+                pieces, _ = list_pieces(Path(folder))
+                dropped = sum(isinstance(d, Document) for p in pieces for d in documents(p, fields))
+                stages[name] = Stage(dropped, 0)
+                continue
             document = files.read_json(Path(option), foreign=True)
             stages |= dict(_stages(document))
         except OSError as error:

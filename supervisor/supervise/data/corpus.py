@@ -146,10 +146,20 @@ class Piece(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        name = self.path or self.file.name
+        name = unicode_name(self.path or self.file.name)
         if self.more:
-            return f"{name} and {len(self.more)} more to {self.more[-1]}"
+            return f"{name} and {len(self.more)} more to {unicode_name(self.more[-1])}"
         return name if not self.start else f"{name} from byte {self.start}"
+
+
+def unicode_name(name: str) -> str:
+    """Return the name of a file, with escapes where its bytes are no UTF-8, as no JSON takes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _with_unicode(name_of: Callable[[Piece], str]) -> Callable[[Piece], str]:
+    """Return a function of a piece whose name is Unicode."""
+    return lambda piece: unicode_name(name_of(piece))
 
 
 def need(package: str) -> Any:
@@ -170,9 +180,14 @@ def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
     """Return the pieces below a path in a fixed order, and why other files are left out.
 
     Raises:
-        InputError: there is no such path.
+        InputError: there is no such path, or it cannot be read.
     """
-    if not root.exists():
+    try:
+        exists = root.exists()
+    except OSError as error:
+        hint = "name data that you can read"
+        raise InputError(f"{root}: {error.strerror}", hint=hint) from error
+    if not exists:
         raise InputError(
             f"{root}: no such file or folder", hint="name data that is on this machine"
         )
@@ -185,12 +200,16 @@ def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
     pieces: list[Piece] = []
     for path in paths:
         name = "" if path == root else path.relative_to(root).as_posix()
-        form = owners.get(path.parent, {}).get(path.name) or form_of(path)
-        if form in FORMS:
-            pieces += _divided(root, name, path, form)
-        elif form:
-            ignored[name or path.name] = form
-    return list(_bundled(pieces)), ignored
+        try:
+            form = owners.get(path.parent, {}).get(path.name) or form_of(path)
+            if form in FORMS:
+                pieces += _divided(root, name, path, form)
+            elif form:
+                ignored[name or path.name] = form
+        except OSError as error:  # it was removed meanwhile
+            ignored[name or path.name] = f"not read: {error.strerror}"
+    names = {unicode_name(name): unicode_name(reason) for name, reason in ignored.items()}
+    return list(_bundled(pieces)), names
 
 
 def _files_below(root: Path, ignored: dict[str, str]) -> Iterator[Path]:
@@ -269,6 +288,7 @@ def form_of(path: Path) -> str:
         return f"not read: {error.strerror}"
 
 
+@_with_unicode
 def source_of(piece: Piece) -> str:
     """Return the source that a file stands for: its first folder, else its name less a number."""
     if "/" in piece.path:
@@ -331,7 +351,7 @@ def documents(piece: Piece, fields: Fields) -> Records:
     except Exception as error:  # decoders of others' formats raise what they like
         text = getattr(error, "strerror", None) or str(error)
         text = text.replace(f"{piece.file.parent}/", "")  # a manifest has no path of the machine
-        yield Damage(f"{type(error).__name__}: {text[:200]}")
+        yield Damage(f"{type(error).__name__}: {unicode_name(text[:200])}")
 
 
 @contextmanager

@@ -31,7 +31,7 @@ import msgspec
 from ..errors import InputError, StoreError
 from .corpus import Document, Fields, Piece, documents, need, token_layout
 from .manifest import Cluster, Duplicates, Hotspots
-from .text_metrics import load_tokenizer, masked_excerpt
+from .text_metrics import errors_of_tokenizer, load_tokenizer, masked_excerpt
 
 GRAM = 5
 VALUES, BANDS = 128, 16
@@ -549,7 +549,8 @@ def _write_tokens(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer
                 if isinstance(record, Document):
                     ids = record.ids
                     if ids is None:
-                        ids = encoder.encode(record.text, add_special_tokens=False).ids
+                        with errors_of_tokenizer():
+                            ids = encoder.encode(record.text, add_special_tokens=False).ids
                     out.write(numpy.asarray(ids, "<u4").tobytes())
         stat = path.stat()
     except OSError as error:

@@ -243,9 +243,9 @@ def plant_fault(
 def _check_folder(out: Path, paths: Sequence[Path]) -> None:
     """Refuse a folder of a copy that is none, holds something, or lies in the data. UsageError."""
     hint = "name a folder that does not exist"
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is no folder", hint=hint)
     try:
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out} is no folder", hint=hint)
         if out.exists() and any(out.iterdir()):
             raise UsageError(f"{out} is not empty", hint=hint)
     except OSError as error:

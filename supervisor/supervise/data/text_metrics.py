@@ -17,6 +17,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ class TextMetrics:
             weight = len(ids)
             self._count_ids(counts, document, digest)
             if self._tokenizer is not None and chance < self._limits["tokens"]:
-                text = self._tokenizer.decode(ids.tolist())
+                with errors_of_tokenizer():
+                    text = self._tokenizer.decode(ids.tolist())
                 _add_encoded(counts, document.source, len(text.encode()), weight)
         counts.empty += document.is_empty
         counts.add_source(document.source, weight)
@@ -90,7 +92,8 @@ class TextMetrics:
     def flush(self, counts: Counts) -> None:
         """Encode and score what was collected."""
         if self._texts and self._tokenizer is not None:
-            encoded = self._tokenizer.encode_batch([text for text, _, _ in self._texts])
+            with errors_of_tokenizer():
+                encoded = self._tokenizer.encode_batch([text for text, _, _ in self._texts])
             for (text, digest, source), tokens in zip(self._texts, encoded, strict=True):
                 ids = tokens.ids
                 counts.lengths.add(len(ids))
@@ -109,7 +112,7 @@ class TextMetrics:
         """Return a score of each text that was collected. Raises InputError."""
         try:
             scores = [float(score) for score in scorer(self._scored)]
-        except Exception as error:  # the code of others raises what it likes
+        except (Exception, SystemExit) as error:  # the code of others raises what it likes
             text = f"{type(error).__name__}: {error}"
             raise InputError(f"--toxicity {self._scorer_name}: {text}", hint=SCORER) from error
         if len(scores) != len(self._scored) or any(map(math.isnan, scores)):
@@ -193,6 +196,17 @@ def load_tokenizer(path: str) -> Any:
         raise InputError(f"{path} is no tokenizer: {error}", hint=TOKENIZER) from error
 
 
+@contextmanager
+def errors_of_tokenizer() -> Iterator[None]:
+    """Raise InputError where a tokenizer fails on a text or tokens, also by a panic of Rust."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise InputError(f"the tokenizer fails: {error}", hint=TOKENIZER) from error
+
+
 def load_scorer(name: str) -> Callable[[Sequence[str]], Sequence[float]]:
     """Return the function MODULE:FUNCTION, looked for in the working directory too.
 
@@ -205,8 +219,9 @@ def load_scorer(name: str) -> Callable[[Sequence[str]], Sequence[float]]:
         sys.path.append(here)
     try:
         scorer = getattr(importlib.import_module(module), function)
-    except Exception as error:  # its module raises what it likes
-        raise InputError(f"--toxicity {name}: {error}", hint=SCORER) from error
+    except (Exception, SystemExit) as error:  # its module raises what it likes
+        text = f"its module ends with {error}" if isinstance(error, SystemExit) else f"{error}"
+        raise InputError(f"--toxicity {name}: {text}", hint=SCORER) from error
     return scorer  # type: ignore[no-any-return]
 
 
