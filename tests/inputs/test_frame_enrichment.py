@@ -268,6 +268,23 @@ def test_ranks_hold_the_same_where_their_gradients_were_the_same_to_the_bit():
     assert mismatch((0.7, NAN), (0, 1)) is None
 
 
+def test_a_skip_is_not_lost_where_several_steps_of_a_rank_are_read_at_once():
+    company = Company(("grad_global_norm", "update_skipped"), 2)
+    usual = {"grad_global_norm": 0.7, "update_skipped": 0.0}
+    company.step(usual, usual)
+    before = company.number
+    for rank in range(2):
+        for step in range(3):
+            company.number = before + 1 + step
+            company.frame(rank, usual | {"update_skipped": float((rank, step) == (1, 1))})
+    company.number += 1
+
+    values = company.frame(0, usual)
+
+    assert (values["skip_mismatch"], values["skip_mismatch_rank"]) == (1.0, 1.0)
+    assert company.step(usual, usual)["skip_mismatch"] == 0.0
+
+
 TIMES = ("step_time", "other_time", "input_time", "forward_time", "backward_time")
 
 

@@ -54,6 +54,17 @@ def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
     assert segments.poll() == []
 
 
+def test_what_ranks_have_in_one_poll_comes_in_the_order_of_its_steps(segments, rank):
+    """Else what is compared between the ranks of a step would be that of the newest one only."""
+    writers = rank(0), rank(1)
+    segments.poll()
+    for step in range(3):
+        for number, writer in enumerate(writers):
+            writer.publish(step, 0, [number + step / 10], 100 * (step + 1) + 7 * number)
+
+    assert steps(segments.poll()) == [(0, 0), (1, 1), (0, 0.1), (1, 1.1), (0, 0.2), (1, 1.2)]
+
+
 def test_a_bad_segment_is_reported_once_and_the_others_go_on(segments, shm, rank):
     sound, broken = rank(0, 0.5), rank(1, 1.5)
     (shm / "rank-3.31.seg").write_bytes(b"%PDF-1.7" + bytes(4096))

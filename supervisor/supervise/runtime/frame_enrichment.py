@@ -30,6 +30,11 @@ SKIPPED = "update_skipped"
 # What a rank does by itself; the backward is not of them, for there it waits for the others.
 PARTS = (("input_time",), ("forward_time", "optimizer_time"), ("other_time",))
 OWN_STEPS = 16  # ranks take turns in being late, as with sequences of many lengths: a median
+# Between ranks, with the rank that differs.
+DIFFERENCES = {
+    "skip_mismatch": "skip_mismatch_rank",
+    "param_digest_mismatch": "param_digest_rank",
+}
 MAX_OPEN_STEPS = 64  # steps that may be incomplete before the oldest is dropped
 
 CROSS_RANK_METRICS = (
@@ -66,9 +71,10 @@ class Ranks:
         ranks[rank] = values
         if len(ranks) == world_size:
             complete = [ranks[r] for r in sorted(ranks)]
-            self._newest = {**join_ranks(complete), **self._own.add(complete)}
+            joined = {**join_ranks(complete), **self._own.add(complete)}
             if self._replicas:
-                self._newest |= disagreeing_skips(complete)
+                joined |= disagreeing_skips(complete)
+            self._newest = keep_differences(self._newest, joined)
             self._replicas = are_replicas(complete, self._replicas)
             self._open = {k: v for k, v in self._open.items() if k > key}
         while len(self._open) > MAX_OPEN_STEPS:  # a rank fell silent: its steps never come
@@ -177,6 +183,17 @@ def are_replicas(ranks: Sequence[Values], was_same: bool) -> bool:
     if any(not norm or not math.isfinite(norm) for norm in norms):
         return was_same
     return len(set(norms)) == 1
+
+
+def keep_differences(earlier: Mapping[str, float], newest: dict[str, float]) -> dict[str, float]:
+    """Return the numbers of the newest step, with differences of earlier ones that no frame has.
+
+    Where frames come in bursts, several steps are complete before the next frame of the leader.
+    """
+    for name, place in DIFFERENCES.items():
+        if name in earlier and earlier[name] > newest.get(name, -1.0):
+            newest |= {key: earlier[key] for key in (name, place) if key in earlier}
+    return newest
 
 
 def disagreeing_skips(ranks: Sequence[Values]) -> dict[str, float]:

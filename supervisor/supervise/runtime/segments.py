@@ -11,11 +11,14 @@ is judged twice, and none is lost while the ring still holds it. Decides nothing
 
 from __future__ import annotations
 
+import heapq
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from supervise_probe import wire
@@ -115,7 +118,8 @@ class Segments:
         self._retained = (0, 0)  # the step, and when that was written
 
     def poll(self) -> list[Event]:
-        """Return everything new, in rank order; never raises.
+        """Return everything new, each rank's in its order and all by the times of their frames, so
+        that the ranks of a step follow each other; never raises.
 
         A segment that cannot be used gives one `Notice` of kind `segment-fault`, a probe that gave
         up one of kind `probe-off` with its own sentence.
@@ -123,8 +127,12 @@ class Segments:
         events: list[Event] = []
         for segment in [*self._waiting, *self._find(events)]:
             self._adopt(segment, events)
+        of_ranks: list[list[tuple[float, Event]]] = []
         for rank in sorted(self.ranks):
-            self._read(self.ranks[rank], events)
+            own: list[Event] = []
+            self._read(self.ranks[rank], own)
+            of_ranks.append(_timed(own))
+        events += [event for _, event in heapq.merge(*of_ranks, key=itemgetter(0))]
         self._take_marks(events)
         self._interval_s = self._next_interval_s(is_new=bool(events))
         return events
@@ -406,3 +414,17 @@ def _names(directory: Path) -> list[str]:
             return sorted(entry.name for entry in entries)
     except OSError:  # not made yet, or removed at the end
         return []
+
+
+def _timed(events: Sequence[Event]) -> list[tuple[float, Event]]:
+    """Return each event of a rank with the time of the newest frame by then, in ns.
+
+    What comes before the first frame goes with it; without any it stands behind those of others.
+    """
+    frames = (float(event.at_ns) for event in events if isinstance(event, Frame))
+    timed, at_ns = [], next(frames, math.inf)
+    for event in events:
+        if isinstance(event, Frame):
+            at_ns = max(at_ns, float(event.at_ns))
+        timed.append((at_ns, event))
+    return timed
