@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from supervise.actions import CheckWeights, Snapshot, Stop
-from supervise.core import explain_withdrawal, plan_context
+from supervise.core import TaskTurn, explain_withdrawal, plan_context
 from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
 from supervise.detectors import Absence, Nonfinite
 
@@ -530,3 +530,20 @@ def test_tasks_that_take_turns_are_reported_once(tell, turn, severities):
     muted = [d.data["suppressed_by"] for d in story.kinds("suppressed") if d.rule == "up"]
     assert any(text.startswith("data:another task") for text in muted) or len(severities) == 2
     assert story.replayed() == story.recorded()
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "is_turn"),
+    [
+        ([2.0] * 40, [5.8, 5.6, 5.0], True),
+        ([2.6] * 40, [5.8, 5.6, 5.0], True),
+        ([2.0] * 40, [2.1, 2.0, 2.1], False),  # a rule of something else, as of a gradient norm
+        ([2.0] * 40, [9.0, 5.6, 5.0], False),
+        ([0.05] * 40, [5.8, 5.6, 5.0], False),  # long after it: what the run has learned is lost
+        ([2.0] * 40, [*[5.8] * 10, *[3.5] * 130], False),  # it stays up
+    ],
+)
+def test_a_turn_of_tasks_is_a_loss_that_rose_as_far_from_where_it_was(before, since, is_turn):
+    turn = TaskTurn(step=40, loss_before=2.0, peak=6.0)
+    losses = [*enumerate([*before, *since], start=100)]
+    assert bool(turn.returned(losses, 140)) == is_turn

@@ -41,8 +41,8 @@ __getattr__ = lazy_exports(
         "spike_classifier": "Evidence, classify_spike, wiring_faults",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",
         "trends": (
-            "Band, detect_input_change, find_change, find_jump, find_slow_step, fit_data_level, "
-            "fit_loss_band"
+            "Band, TaskTurn, detect_input_change, find_change, find_jump, find_slow_step, "
+            "fit_data_level, fit_loss_band"
         ),
         "withdrawal": "explain_withdrawal",
     },

@@ -246,8 +246,8 @@ def remember_data_level(state: State, incident: Incident) -> None:
 def remember_data(state: State, incident: Incident) -> None:
     """Keep what an incident that ends was about, where it was other data or another task."""
     remember_data_level(state, incident)
-    case, peak = incident.case, incident.case.excursion.peak
-    if case.other_data and case.band is not None and peak is not None and not case.rolled_back:
+    case, peak = incident.case, incident.case.other_peak
+    if case.band is not None and peak is not None and not case.rolled_back:
         usual = case.band.forecast(incident.breach_step)
         state.context.task_turn = TaskTurn(incident.breach_step, usual, peak)
 
@@ -260,14 +260,15 @@ def describe_task_turn(state: State, monitor: RankMonitor, onset: int) -> str:
     return turn.returned(monitor.history.series(LOSS), onset)
 
 
-def remember_returned_data(state: State, metrics: Collection[str]) -> None:
+def remember_returned_data(state: State, monitor: RankMonitor, metrics: Collection[str]) -> None:
     """Note that a rule about these metrics was muted, as data came back that the run has had."""
     if not rule_scope.OF_TOKENS.issuperset(metrics):  # else it may go by this very note
         state.context.data_returned = state.frame_count
     incident = state.incident
     if incident is not None:  # its first frames will be forgotten
         remember_data_level(state, incident)
-        if incident.case.data_returned is None:
+        # Of a task without tokens that is not known for sure: its losses go on to be judged.
+        if incident.case.data_returned is None and _has_tokens(monitor):
             incident.case.data_returned = state.step
 
 
@@ -570,7 +571,8 @@ def reduce_to_evidence(
         _probe_before(old, order, result),
         bool(explain_other_data(state, incident, order, result)),
     )
-    incident.case.other_data |= incident.deferred.weights_check.other_data
+    if incident.deferred.weights_check.other_data and incident.case.other_peak is None:
+        incident.case.other_peak = incident.case.excursion.peak
     run.terms.reduced_reason = reason
     # People know by then that the data changed; that they are learned is no other reason.
     is_same = old is not None and (event == old.data_event or (is_changed and old.changed))

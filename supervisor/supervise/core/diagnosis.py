@@ -110,6 +110,7 @@ def start_loss_case(
     case.since_frame, case.last_step, case.verdict = state.frame_count, monitor.step, None
     # Of an onset that it had before.
     case.excursion.outliers, case.excursion.peak, case.excursion.bad_losses = 0, None, 0
+    case.other_peak = None
     case.opened_at_frame = (
         case.opened_at_frame or state.frame_count
     )  # it may be opened anew, when raised

@@ -237,7 +237,8 @@ class LossCase:
         rolled_back: it was taken back since. exhausted: it came back after the last level.
         data_returned: the step from which on the losses are of data that came back, None for none.
         verdict: the class that it was given while it is open.
-        other_data: two losses told that other data came in than those of the probe batch.
+        other_peak: the highest loss by the time that two losses told that other data came in than
+            those of the probe batch, None where they did not.
     """
 
     rank: int = 0
@@ -257,7 +258,7 @@ class LossCase:
     exhausted: bool = False
     data_returned: int | None = None
     verdict: Verdict | None = None
-    other_data: bool = False
+    other_peak: float | None = None
 
 
 class RollbackFailure(StrEnum):

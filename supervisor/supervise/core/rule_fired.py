@@ -207,7 +207,7 @@ def _answer(
             state.rules.muted[rule.id] = muted
             if muted.cause == rule_scope.RETURNED_DATA:
                 action_planning.remember_returned_data(
-                    state, rule_scope.rule_metrics(ctx.policy, rule)
+                    state, monitor, rule_scope.rule_metrics(ctx.policy, rule)
                 )
             if muted.cause == "incident":
                 opening.notify_alongside(ctx, rule, alarm)

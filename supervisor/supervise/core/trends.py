@@ -285,6 +285,9 @@ class DataLevel:
         return None
 
 
+NEAR_TURN = 0.25  # of the rise of a turn, within which a loss is where it was; project default
+
+
 @dataclass(frozen=True, slots=True)
 class TaskTurn:
     """A stretch of another task, of which no tokens are known; the run came back by itself.
@@ -300,17 +303,19 @@ class TaskTurn:
     def returned(self, losses: Sequence[tuple[int, float]], onset: int) -> str:
         """Return what shows that the tasks took turns again at `onset`, "" where it may be more.
 
-        A loss that rose no further than then, from where it was, and has not stayed up for long. A
-        rule may see that a few steps late.
+        A loss that rose from about where it was then, about as far, and has not stayed up for long;
+        without a rise a rule tells of something else. It may see that a few steps late.
         """
-        after = [loss for step, loss in losses if step >= onset]
+        after = [loss for step, loss in losses if step >= onset - UNSEEN_STEPS]
         before = [loss for step, loss in losses if step < onset - UNSEEN_STEPS][-ENDED:]
         rise = self.peak - self.loss_before
-        usual = self.loss_before + HALF * rise
-        if onset <= self.step or not after or len(before) < ENDED or median(before) > usual:
+        if onset <= self.step or not after or len(before) < ENDED:
             return ""
-        is_high = median(after[-ENDED:]) > usual and losses[-1][0] - onset > LEARNED
-        if is_high or not max(after) <= self.loss_before + RISE * rise:
+        level = median(before)
+        is_alike = level + HALF * rise < max(after) <= level + RISE * rise
+        if not is_alike or abs(level - self.loss_before) > NEAR_TURN * rise:
+            return ""
+        if losses[-1][0] - onset > LEARNED and median(after[-ENDED:]) > level + NEAR_TURN * rise:
             return ""
         return (
             f"another task, as from step {self.step}: loss {max(after):.3g}, then {self.peak:.3g}"
