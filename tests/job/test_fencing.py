@@ -8,7 +8,7 @@ import pytest
 
 from supervise.core.model import Payload
 from supervise.errors import ActionError
-from supervise.runtime import Answer, agree_on_step, find_step_mismatch
+from supervise.runtime import Answer, Standing, agree_on_step, common_step, find_step_mismatch
 from supervise.store import Quarantine
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
@@ -204,6 +204,23 @@ def test_ranks_go_back_to_a_step_that_all_have_and_none_doubts():
     assert agree_on_step("rollback", args, [first, Answer(steps=[10, 34])]) == {"to_step": 10}
     with pytest.raises(ActionError, match="no savepoint before step 5 that all ranks have"):
         agree_on_step("rollback", Payload({"before_step": 5}), [first, second])
+
+
+@pytest.mark.parametrize(
+    ("phases", "step_s", "step"),
+    [
+        ("step step", 0.01, 12),
+        ("step step", 0.0005, 15),
+        ("step step", 65.0, 11),  # a spare step would be a minute
+        ("paused paused", 0.0, 10),
+        ("step paused", 0.01, -1),
+        ("step eval", 0.01, -1),
+        ("step step", 0.0, -1),
+    ],
+)
+def test_the_step_of_a_fence_is_the_next_that_all_ranks_can_hear_of(phases, step_s, step):
+    ranks = {n: Standing(10 - n, phase, step_s) for n, phase in enumerate(phases.split())}
+    assert common_step(ranks, 0.002) == step
 
 
 def test_a_verdict_is_written_once(tmp_path):

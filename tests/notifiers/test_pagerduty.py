@@ -38,6 +38,18 @@ def test_an_incident_is_an_alert_per_severity(sent, fields, action, dedup):
     assert event["payload"]["severity"] == severity
 
 
+def test_what_is_milder_opens_no_alert_of_its_own(hook, message):
+    """A person is needed for a SEV2: that is said as SEV1, and its diagnosis as SEV2 again."""
+    sender = PagerDutySender(KEY, hook.url)
+    for severity, kind in (("SEV1", "held"), ("SEV2", "updated"), ("SEV0", "updated")):
+        sender.send(message(kind=kind, severity=severity), key="run-1:7")
+    sender.send(message(severity="SEV2", incident="inc-2"), key="run-1:8")
+
+    keys = [json.loads(body)["dedup_key"] for _, _, body in hook.requests]
+    alerts = ["inc-1:SEV1", "inc-1:SEV1", "inc-1:SEV0", "inc-2:SEV2"]
+    assert keys == [f"run-1:{alert}" for alert in alerts]
+
+
 @pytest.mark.parametrize(
     ("fields", "action"),
     [

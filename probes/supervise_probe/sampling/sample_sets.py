@@ -21,12 +21,12 @@ LEAST = 4  # steps; a sample needs two passes where every step needs one, so 2 w
 SPARSEST = 16  # steps; half of what the supervisor takes for a metric that went missing
 # Steps between two samples by default: the cost of one is then below its part of SHARE.
 DEFAULTS = {
+    "checksums": 50,  # first: two ranks must take them at the same step
     "attention": 50,
     "activations": 50,
     "routing": 10,
     "weights": 500,
     "gradients": 50,
-    "checksums": 50,
 }
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
 # Steps between two samples at first, of a set that has its default interval: 12 samples, which have

@@ -114,6 +114,7 @@ class RankMonitor:
                     watch.reset()
                     self.codes[i] = UNKNOWN
             self.probe_off, self.step, self.latest, self.dense = False, -1, (), set()
+            self.means = MeanValues()
             for rule in self.rules:
                 rule.keep_step = rule.since = -1  # its steps are other ones
         self.history.announce(names, fresh=fresh)
@@ -408,8 +409,9 @@ class RankMonitor:
                 continue
             span = self.step_before, self.step
             is_sample = new_step and (self.means.due or r not in self._speed_rules)
+            kept_until = watch.keep_until, watch.keep_step
             change = self._weigh(rule, watch, frame_count, at_ns, is_sample, span)
-            if r in self._speed_rules and change:
+            if r in self._speed_rules and kept_until != (watch.keep_until, watch.keep_step):
                 watch.keep_ns = at_ns + rule.keep_steps * SAMPLE_NS
             if watch.code != UNKNOWN or rule.unknown == "breach":
                 hot.append(r)

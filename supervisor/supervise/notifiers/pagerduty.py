@@ -59,6 +59,9 @@ class PagerDuty(ChannelSettings):
         return super().find_errors()
 
 
+_RANK = [*LEVELS].index
+
+
 class PagerDutySender:
     """Sends events with one integration key."""
 
@@ -73,22 +76,31 @@ class PagerDutySender:
         self.min_sev: Severity = min_sev
         self._key = key
         self._poster = Poster(url, timeout_s=timeout_s)
+        self._worst: dict[str, str] = {}  # of an open incident -> that it was alerted with
 
     def send(self, message: Message, *, key: str) -> str:
         """Deliver. Raises NotifyError."""
         if message.kind == FINISHED and message.severity == "INFO":
             return "a good end is no alert, nothing sent"
-        answers = [self._poster.post(event, {}) for event in _events(message, self._key, key)]
+        incident = f"{message.run}:{message.incident}"
+        worst = self._worst.get(incident, "INFO")
+        worst = min(message.severity, message.incident_severity or "INFO", worst, key=_RANK)
+        events = _events(message, self._key, key, worst)
+        answers = [self._poster.post(event, {}) for event in events]
+        if message.kind == CLOSED:
+            self._worst.pop(incident, None)
+        elif message.incident is not None:
+            self._worst[incident] = worst
         return answers[-1]
 
 
-def _events(message: Message, routing_key: str, key: str) -> Iterator[bytes]:
-    """Yield the JSON of each event. `key`: of the message."""
+def _events(message: Message, routing_key: str, key: str, worst: str) -> Iterator[bytes]:
+    """Yield the JSON of each event. `key`: of the message. worst: severity of its incident yet."""
     action = "resolve" if message.kind == CLOSED else "trigger"
     action = "acknowledge" if message.acknowledged_by else action
     event = {"routing_key": routing_key, "event_action": action}
     if action == "trigger":
-        event |= {"dedup_key": _dedup_key(message, key), "client": "supervise"}
+        event |= {"dedup_key": _dedup_key(message, key, worst), "client": "supervise"}
         yield fit_payload(lambda share: {**event, "payload": _payload(message, share)}, MAX_BYTES)
         return
     for severity in SEVERITIES:  # PagerDuty ignores those of an alert that was never triggered
@@ -96,15 +108,14 @@ def _events(message: Message, routing_key: str, key: str) -> Iterator[bytes]:
         yield fit_payload(lambda _: event, MAX_BYTES)
 
 
-def _dedup_key(message: Message, key: str, severity: str = "") -> str:
-    """Return "run:incident:severity", by default of the worse of message and incident.
+def _dedup_key(message: Message, key: str, severity: str) -> str:
+    """Return "run:incident:severity".
 
     Of a message about no incident it is "run:end", or the key of the message.
     """
     text = f"{message.run}:end" if message.kind == FINISHED else key
     if message.incident is not None:
-        own = min(message.severity, message.incident_severity or "INFO", key=[*LEVELS].index)
-        text = f"{message.run}:{message.incident}:{severity or own}"
+        text = f"{message.run}:{message.incident}:{severity}"
     return text if len(text) <= MAX_KEY else hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -20,7 +20,10 @@ __getattr__ = lazy_exports(
             "sweep_environments"
         ),
         "evidence": "Evidence",
-        "fencing": "Answer, Lease, PendingCommand, agree_on_step, find_step_mismatch",
+        "fencing": (
+            "Answer, Lease, PendingCommand, Standing, agree_on_step, common_step, "
+            "find_step_mismatch"
+        ),
         "frame_enrichment": "FrameEnricher",
         "hardware": "MemoryGrowth, Hardware",
         "host": (

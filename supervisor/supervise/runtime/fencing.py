@@ -274,6 +274,7 @@ APART = 3  # steps behind the fence by which a rank must have answered
 # default. Where a rollback follows, the steps meanwhile are lost; too short a time only costs a
 # veto, which holds nobody up.
 TRIP_S = 0.002
+UNLIKELY = 0.02  # part of a step in which nobody ends one before the letter is there
 LOOK_S = 0.05
 OVER_S = 0.2  # for the answers of the others, once a rank has decided; project default
 EXITED_S = 1.0  # for the answers of the others, once a rank has exited; project default
@@ -614,7 +615,7 @@ def common_step(ranks: Mapping[int, Standing], trip_s: float) -> int:
     farthest = max((standing.step for standing in ranks.values()), default=NONE)
     fastest_s = min((standing.step_s for standing in ranks.values()), default=0.0)
     if phases == {"step"} and fastest_s > 0.0:
-        return farthest + 1 + math.ceil(trip_s / fastest_s)
+        return farthest + 1 + math.ceil(trip_s / fastest_s - UNLIKELY)
     return farthest if phases == {"paused"} else NONE
 
 

@@ -424,7 +424,10 @@ class App:
         Also called on a thread of its own, where the disk of the run hangs.
         """
         self.processor.mark_progress()
-        self.processor.send_messages(recorded=False)  # none, unless the disk of the run hangs
+        # None, unless the disk of the run hangs.
+        self.processor.views.make(
+            "messages that wait", self.processor.send_messages, recorded=False
+        )
         self._courier.stop()
         outbox.close(within_s)
         self.processor.mark_progress()

@@ -158,7 +158,7 @@ class MechanismMonitor:
                 self._process = self._start(head.python, 0 if settings.share >= 1.0 else LOWEST)
             assert self._process.stdin is not None
             self._process.stdin.write(os.fsencode(self._path) + b"\n")
-        except (OSError, ValueError, msgspec.ValidationError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             yield self._stop(now_ns, str(error))
         else:
             self._asked_ns, self._line = now_ns, b""
@@ -195,10 +195,12 @@ class MechanismMonitor:
             return
         try:
             answer = msgspec.convert(json.loads(self._line), Answer)
-        except ValueError:
-            answer = Answer(error="the process that computes them gave no answer")
-        if answer.error or not 0 <= answer.step < MAX_STEP:
-            yield self._stop(now_ns, answer.error)
+            is_possible = 0 <= answer.step < MAX_STEP and 0.0 <= answer.cpu_s < MAX_STEP
+        except (ValueError, msgspec.MsgspecError):
+            answer, is_possible = Answer(), False
+        if answer.error or not is_possible:
+            reason = answer.error or "the process that computes them gave no answer"
+            yield self._stop(now_ns, reason)
             return
         self._asked_ns, self._is_answered = 0, True
         # As much again as the newest pair took has to fit; in the first the start of torch is, too.

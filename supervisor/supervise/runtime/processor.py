@@ -51,7 +51,8 @@ from .status import TrainingProgress, end_protection
 
 _log = logging.getLogger(__name__)
 METRICS, PROGRESS = "metrics for Prometheus", "progress of the training"  # two views
-SLACK_S = 2.0  # time beyond the deadline for an action to report its own failure
+# Beyond its deadline an action reports its own failure; a fence waits 10 s for what was decided on.
+SLACK_S = 12.0
 # Of an action, in which it needs the main loop: until its first letter, and most; project defaults.
 LETTER_NS, HURRY_NS = 50_000_000, 1_000_000_000
 
@@ -454,8 +455,8 @@ class EventProcessor:
         assert intent.action_id is not None
         self._perform(intent.action_id, verb, intent.args)
 
-    def message(self, decision: Notified) -> Message:
-        """Return what people are told by a decision to notify them."""
+    def message(self, decision: Notified, *, carded: bool = True) -> Message:
+        """Return what people are told by a decision to notify them; a card reads the run's disk."""
         directory = str(self._run.path.absolute())
         message = replace(
             message_of(decision, self._run.id, self.recorder.head, directory, self._job),
@@ -466,7 +467,7 @@ class EventProcessor:
             facts=(*self._deadline(decision), *self._page_link(decision.incident)),
             at=system.wall_time(),
         )
-        return self._redactor.message(self.incident_files.add_card(message))
+        return self._redactor.message(self.incident_files.add_card(message) if carded else message)
 
     def _deadline(self, decision: Notified) -> tuple[tuple[str, str], ...]:
         """Return until when a request can be answered, where it is one that waits."""
@@ -513,10 +514,12 @@ class EventProcessor:
 
     def _notify(self, decision: Notified, seq: int | None, *, recorded: bool = True) -> None:
         number = decision.step if seq is None else seq
-        message = self.message(decision)
-        if recorded:
-            self._record_text(message, decision.message, number)
-        if not self._outbox.post(message, key=f"{self._run.id}:{number}") and message.request:
+        message = self.message(decision, carded=recorded)
+        is_posted = self._outbox.post(message, key=f"{self._run.id}:{number}")
+        if not recorded:
+            return
+        self._record_text(message, decision.message, number)
+        if not is_posted and message.request:
             self._delivered(message.request, "nowhere: no channel takes it")
 
     def _record_text(self, message: Message, text: MessageText, number: int) -> None:
