@@ -22,6 +22,7 @@ import pytest
 import zstandard
 
 from supervise.cli import invoke
+from supervise.data.corpus import Fields, documents, list_pieces, source_of
 
 from .conftest import texts, write_lines
 
@@ -308,6 +309,64 @@ SAMPLES = {
     "s/2.json": b'{"text": "of the picture"}',
     "s/3.json": b'{"text": "3"}',
 }
+SPARK = "part-{n:05d}-6f1c2a34-9b1d-4c8e-8d7a-{write:012x}-c000.snappy.parquet"
+HASHED = "train-{n:05d}-of-00003-{write:016x}.parquet"
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("{n:05d}.tar", "data"),
+        ("{n}.jsonl", "data"),
+        ("part-{n:04d}.jsonl.gz", "data"),
+        ("000_{n:05d}.parquet", "data"),
+        (SPARK, "data"),
+        (HASHED, "train"),
+        ("c4-train.{n:05d}-of-00003.json.gz", "c4-train"),
+        ("{write:040x}.jsonl", "data"),
+        ("web-{n:05d}-{write:016x}.jsonl", "web"),
+        ("books_en.{n}.jsonl", "books_en"),
+        ("1" * 60 + "x.jsonl", "1" * 60 + "x"),
+    ],
+)
+def test_shards_of_one_writing_or_of_another_are_one_source(name, source, tmp_path):
+    for write in (0xA1B2C3D4E5F, 0x9C8B7A6D5E4F):
+        for n in range(3):
+            (tmp_path / name.format(n=n, write=write)).touch()
+
+    assert {source_of(piece) for piece in list_pieces(tmp_path)[0]} == {source}
+
+
+TURN = [{"role": "user", "content": "Why?"}]
+SPOKEN = [{"role": "assistant", "content": "Because."}]
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"prompt": "Why?", "completion": " Because."}, "Why?\n Because."),
+        ({"prompt": "Why?", "chosen": "Because.", "rejected": "No."}, "Why?\nBecause."),
+        ({"prompt": TURN, "completion": SPOKEN}, "Why?\nBecause."),
+        ({"prompt": "Why?", "chosen": TURN + SPOKEN, "rejected": TURN}, "Why?\nBecause."),
+        ({"prompt": "Why?", "messages": TURN + SPOKEN}, "Why?\nBecause."),
+        ({"prompt": "Why?", "id": "a"}, "Why?"),
+        ({"prompt": "Why?", "text": "All of it."}, "All of it."),
+        ({"conversation": "User: hi"}, "User: hi"),
+        ({"text": "All of it.", "ids": [12]}, "All of it."),
+    ],
+)
+def test_the_document_of_a_record_is_all_its_text(row, text, in_columns, tmp_path):
+    if in_columns:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    else:
+        write_lines(tmp_path / "a.jsonl", [row])
+
+    (piece,) = list_pieces(tmp_path)[0]
+
+    assert [record.text for record in documents(piece, Fields())] == [text]
+
+
 OF_TWO = tar_of({f"{n}.json": b'"of two"' for n in (1, 2)})
 OF_LINES = b'{"text": "one"}\n{no json\n{"text": "\\ud800"}\n{"text": "two"}\n'
 

@@ -40,11 +40,14 @@ SMALL = 32 << 20  # bytes of text files of one source that are
 BLOCK = 1 << 20  # tokens read at once
 MAX_TOKENS = 1 << 20  # of a document; a longer one is cut
 WINDOW = 1024  # tokens of a document where nothing marks an end
-TEXT_FIELDS = ("text", "content", "document", "code", "raw_content", "body", "prompt", "sentence")
-ID_FIELDS = ("input_ids", "tokens", "token_ids", "ids")
+TEXT_FIELDS = ("text", "content", "document", "code", "raw_content", "body", "sentence")
+ID_FIELDS = ("input_ids", "tokens", "token_ids")
+ID_FIELDS_ALONE = ("ids",)  # beside a text: of the record
 SOURCE_FIELDS = ("source", "subset", "dataset", "domain", "meta", "metadata")
 SOURCES_INSIDE = ("source", "pile_set_name", "subset", "dataset", "domain")
 TURNS = ("messages", "conversations", "conversation")
+PROMPT = "prompt"
+ANSWERS = ("completion", "response", "chosen", "answer")  # to a prompt: one document with it
 PACKED = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".xz": "xz", ".bz2": "bz2"}
 LINES = (".jsonl", ".ndjson", ".json")
 TEXTS = (
@@ -62,7 +65,15 @@ MEGATRON = b"MMIDIDX\x00\x00"
 MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 # First of the 256 numbers of 4 bytes before the tokens of llm.c: their type, of GPT-2 and Llama 3.
 HEADERS = {20240520: "<u2", 20240801: "<u4"}
-_SHARD = re.compile(r"([-_.]?(\d+|of|shard|part|chunk|split))+$")
+# Writers put a number, perhaps of how many, and a hash of the writing behind the name of the data.
+_SHARD = re.compile(
+    r"(?:^|[-_.])(?:(?:part|shard|chunk|split)(?:[-_.][mr])?[-_.]?\d+|\d+[-_]of[-_]\d+)(?![^\W_]).*$",
+    re.I | re.S,
+)
+_HASH = re.compile(
+    r"(?:^|[-_.])(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?=[a-f]*\d)[\da-f]{8,})$", re.I
+)
+_NUMBER = re.compile(r"(?:[-_.]?(?:\d|of|shard|part|chunk|split))+$", re.I)
 
 
 class Document(NamedTuple):
@@ -88,9 +99,10 @@ class Document(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A record, or the rest of a file, that cannot be read."""
+    """A record, or the rest of a file, that cannot be read; `is_passing`: now, by this process."""
 
     reason: str
+    is_passing: bool = False
 
 
 class Ignored(NamedTuple):
@@ -290,7 +302,7 @@ def form_of(path: Path) -> str:
 
 @_with_unicode
 def source_of(piece: Piece) -> str:
-    """Return the source that a file stands for: its first folder, else its name less a number."""
+    """Return the source that a file stands for: its first folder, else its name less shards."""
     if "/" in piece.path:
         return piece.path.partition("/")[0]
     if piece.form == "text":
@@ -298,7 +310,17 @@ def source_of(piece: Piece) -> str:
     stem = piece.file.name
     while stem != (shorter := Path(stem).stem) and len(Path(stem).suffix) < 9:
         stem = shorter
-    return _SHARD.sub("", stem) or stem or "data"
+    name, longer = _SHARD.sub("", stem), ""
+    while name != longer:
+        name, longer = _NUMBER.sub("", _HASH.sub("", name)), name
+    return name or "data"
+
+
+def sidecar_of(piece: Piece) -> Path | None:
+    """Return the file that says how a piece is read, None where it is read by itself."""
+    if piece.form == "megatron":
+        return piece.file.with_suffix(".idx")
+    return piece.file.with_name("index.json") if piece.form in ("mds", "litdata") else None
 
 
 def _divided(root: Path, name: str, path: Path, form: str) -> Iterator[Piece]:
@@ -351,7 +373,8 @@ def documents(piece: Piece, fields: Fields) -> Records:
     except Exception as error:  # decoders of others' formats raise what they like
         text = getattr(error, "strerror", None) or str(error)
         text = text.replace(f"{piece.file.parent}/", "")  # a manifest has no path of the machine
-        yield Damage(f"{type(error).__name__}: {unicode_name(text[:200])}")
+        is_passing = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+        yield Damage(f"{type(error).__name__}: {unicode_name(text[:200])}", is_passing)
 
 
 @contextmanager
@@ -453,25 +476,21 @@ def _records_of(row: Any, fields: Fields, source: str) -> Records:
 def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document | Damage:
     """Return the document of a record."""
     origin, has_no_ids = _source_in(row, fields) or source, False
-    if not fields.text:
-        for name in ID_FIELDS:
-            values = row.get(name)
-            if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-                continue
-            has_no_ids |= not values
-            if values and not isinstance(values[0], str):  # else terms of a text
-                return _of_ids(values, row.get("attention_mask"), fields, origin)
-    names = (fields.text,) if fields.text else TEXT_FIELDS
-    for name in names:
-        text = _text_in(row.get(name))
-        if text is not None:
-            return Document(text, None, origin)
-    for name in () if fields.text else TURNS:
-        if isinstance(row.get(name), Sequence):
-            turns = [_text_in(turn) or "" for turn in row[name]]
-            return Document("\n".join(turns), None, origin)
+    text = _text_of(row, fields)
+    for name in (
+        () if fields.text else ID_FIELDS if text is not None else (*ID_FIELDS, *ID_FIELDS_ALONE)
+    ):
+        values = row.get(name)
+        if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+            continue
+        has_no_ids |= not values
+        if values and not isinstance(values[0], str):  # else terms of a text
+            return _of_ids(values, row.get("attention_mask"), fields, origin)
+    if text is not None:
+        return Document(text, None, origin)
     if has_no_ids:
         return _of_ids((), None, fields, origin)
+    names = (fields.text,) if fields.text else (*TEXT_FIELDS, PROMPT)
     if any(row.get(name, "") is None for name in names):
         return Document("", None, origin)
     if fields.text:
@@ -481,6 +500,34 @@ def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document
     if len(texts) == 1:
         return Document(next(iter(texts.values())), None, origin)
     return Damage(f"no field with the text among: {', '.join(list(map(str, row))[:8])}")
+
+
+def _text_of(row: Mapping[str, Any], fields: Fields) -> str | None:
+    """Return the text in the field of a record that has it, by its name."""
+    for name in (fields.text,) if fields.text else TEXT_FIELDS:
+        text = _text_in(row.get(name))
+        if text is not None:
+            return text
+    if fields.text:
+        return None
+    for name in TURNS:
+        text = _dialogue_in(row.get(name))
+        if text is not None:
+            return text
+    prompt = _dialogue_in(row.get(PROMPT))
+    if prompt is None:
+        return None
+    answers = [text for name in ANSWERS if (text := _dialogue_in(row.get(name)))]
+    if prompt and answers and all(text.startswith(prompt) for text in answers):
+        return "\n".join(answers)  # as where the turns of a preference begin with the prompt
+    return "\n".join([prompt, *answers])
+
+
+def _dialogue_in(value: Any) -> str | None:
+    """Return a text, or turns as one."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return "\n".join(_text_in(turn) or "" for turn in value)
+    return _text_in(value)
 
 
 def _text_in(value: Any) -> str | None:
@@ -557,11 +604,10 @@ def _batches(stream: Any, fields: Fields, source: str) -> Records:
 
 def _columns(names: Iterable[str], fields: Fields) -> list[str]:
     """Return the columns that are needed, all where none of them is a usual one."""
-    usual = (*TEXT_FIELDS, *ID_FIELDS, *SOURCE_FIELDS, *TURNS, "attention_mask")
-    wanted_names = {*usual, fields.text, fields.source}
+    texts = {*TEXT_FIELDS, *TURNS, PROMPT, *ID_FIELDS, *ID_FIELDS_ALONE, fields.text}
+    wanted_names = {*texts, *ANSWERS, *SOURCE_FIELDS, "attention_mask", fields.source}
     known_names = [name for name in names if name in wanted_names]
-    has_text = {*TEXT_FIELDS, *ID_FIELDS, *TURNS, fields.text} & {*known_names}
-    return known_names if has_text else list(names)
+    return known_names if texts & {*known_names} else list(names)
 
 
 def _rows(batch: Any, fields: Fields, source: str) -> Records:

@@ -188,12 +188,15 @@ def _add_encoded(counts: Counts, source: str, size: int, tokens: int) -> None:
 
 
 def load_tokenizer(path: str) -> Any:
-    """Return the tokenizer in a file. Raises InputError."""
+    """Return the tokenizer in a file, without what it cuts and pads. Raises InputError."""
     tokenizers = need("tokenizers")
     try:
-        return tokenizers.Tokenizer.from_file(path)
+        tokenizer = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # of Rust: of no class of its own
         raise InputError(f"{path} is no tokenizer: {error}", hint=TOKENIZER) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 @contextmanager
