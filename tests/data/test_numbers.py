@@ -60,6 +60,24 @@ def test_seq_len_p50_and_seq_len_p95_and_bytes_per_token_are_those_of_the_tokeni
     assert metrics["bytes_per_token"] == pytest.approx(sum(map(len, TEXTS)) / sum(lengths))
 
 
+def test_tokens_are_those_of_the_whole_text_where_the_tokenizer_cuts_and_pads(
+    tokenizer, tmp_path, check
+):
+    """As one is that was saved behind a call for batches."""
+    made, path = tokenizer
+    made.enable_truncation(8)
+    made.enable_padding(length=8)
+    made.save(str(tmp_path / "cutting.json"))
+    write_lines(tmp_path / "d/a.jsonl", TEXTS)
+
+    whole, cut = (
+        check(tmp_path / "d", "--level", "cheap", "--tokenizer", name).metrics
+        for name in (path, tmp_path / "cutting.json")
+    )
+
+    assert cut == whole and cut["seq_len_p50"] > 8
+
+
 def test_what_another_tokenizer_or_other_fields_counted_is_not_compared(tokenizer, tmp_path, check):
     made, path = tokenizer
     made.add_tokens([text[:30] for text in TEXTS[:100]])
@@ -325,6 +343,21 @@ def test_pii_hit_rate_counts_what_was_labelled(tmp_path, check):
     shown = page.read_text() + manifest.read_text()
     assert "jane.doe" not in shown and "4111 1111" not in shown and "j•" in shown
     assert masked_excerpt("x jane.doe@acme-corp.com y") == "x j••••••••••••••••••••m y"
+
+
+@pytest.mark.parametrize(("hits", "kinds"), [(1, 0), (6, 0), (7, 1)])
+def test_a_kind_of_secrets_is_new_where_as_many_are_no_chance(hits, kinds, tmp_path, check):
+    """Of a rate of which the baseline shows none one document in two hundred is no news."""
+    write_lines(tmp_path / "old/a.jsonl", TEXTS[:200])
+    cards = ["card 4111 1111 1111 1111"] * hits
+    secret = [f"{text} {card}" for text, card in zip(TEXTS[200:], cards, strict=False)]
+    write_lines(tmp_path / "new/a.jsonl", [*secret, *TEXTS[200 + hits :]])
+    check(tmp_path / "old", "--manifest", tmp_path / "m.json")
+
+    done = check(tmp_path / "new", "--baseline", tmp_path / "m.json")
+
+    assert done.metrics["pii_new_kinds"] == kinds
+    assert ("pii_kind" in done.fired) == bool(kinds)
 
 
 SCORER = "def score(texts):\n    return [1.0 if 'zzz' in text else 0.1 for text in texts]\n"

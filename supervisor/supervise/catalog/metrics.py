@@ -363,7 +363,7 @@ _ROWS = (
     (
         "pii_new_kinds",
         "kinds",
-        "Kinds of these four that the data has and the baseline had not.",
+        "Kinds of these four that the data has and the baseline had not, beyond chance.",
         SIMPLE,
     ),
     ("pii_growth", "1", "Largest growth of a kind but ipv4, beyond chance; 1 for none.", SIMPLE),

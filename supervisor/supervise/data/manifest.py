@@ -28,6 +28,7 @@ SCHEMA = "supervise/data-manifest/v1"
 OCTAVE = 64  # bins of a histogram: 1.1 % wide
 SCALE = 1024.0  # of ratios, so that a histogram of them has bins below 1
 SURE = 4.0  # standard deviations beyond which a share has moved; project default
+CHANCE = 0.01  # of hits of a kind that the baseline had not; project default
 SECRETS = ("card", "iban", "ssn", "key")  # a checksum or a fixed form: a hit is one
 NO_BASELINE = "no baseline: give --baseline, the manifest of another build"
 OTHER_FIELDS = "the baseline was read with other fields, --eos, --pad or --dtype"
@@ -578,7 +579,12 @@ def _privacy(numbers: Numbers, now: Manifest, base: Manifest | None) -> None:
     growth: float | None = None
     if base is not None and base.counts.pii_scanned and counts.pii_scanned:
         before = base.counts
-        fresh = sum(1 for kind in SECRETS if counts.pii.get(kind) and not before.pii.get(kind))
+        # By chance all hits of both are in this one, as each document is one of it by this share.
+        share = counts.pii_scanned / (counts.pii_scanned + before.pii_scanned)
+        fresh = sum(
+            not before.pii.get(kind) and share ** counts.pii.get(kind, 0) < CHANCE
+            for kind in SECRETS
+        )
         kinds = counts.pii.keys() - {"ipv4"}  # a number of a version looks like one
         changes = [
             _significant_change(
