@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from supervise.data import manifest_schema
 from tests.support.waiting import wait_until
 
 from .conftest import texts, write_lines
+from .test_corpus import megatron
 
 ENGLISH = (
     "the committee met again in spring and talked about the old harbour",
@@ -176,6 +178,52 @@ def test_a_check_that_is_killed_and_one_in_parts_and_by_two_processes_give_one_m
 
     for name in ("resumed", "parts", "two"):
         assert (tmp_path / f"{name}.json").read_bytes() == whole.read_bytes(), name
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads what it must not"
+)
+def test_what_could_not_be_read_is_read_again_by_the_next_check(tmp_path, check):
+    """In the folder of results, also of a part; what was read is not."""
+    data, work = tmp_path / "data", ("--work", tmp_path / "work", "--level", "cheap")
+    docs = prose(40, 1)
+    for name, lines in (("a", docs[:20]), ("b", docs[20:])):
+        write_lines(data / f"{name}.jsonl", lines)
+    argv = [sys.executable, "-m", "supervise", "data", "check", data, *work]
+    as_user = ["setpriv", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    argv = [*as_user, *map(str, argv)]
+    (data / "b.jsonl").chmod(0)
+
+    part = subprocess.run([*argv, "--part", "0/1"], check=False).returncode
+    failed = subprocess.run(argv, check=False, capture_output=True, text=True)
+    (data / "b.jsonl").chmod(0o644)
+    results = [p for p in (tmp_path / "work").glob("*.msgpack") if ".passing" not in p.name]
+    ages = [path.stat().st_mtime_ns for path in results]
+    done = check(data, *work, "--manifest", tmp_path / "again.json")
+
+    assert part == 0 and failed.returncode == 1 and "1 damaged records" in failed.stdout
+    assert done.code == 0 and done.metrics["doc_count"] == 40
+    assert len(ages) == 1 and ages == [path.stat().st_mtime_ns for path in results]
+    check(data, "--level", "cheap", "--manifest", tmp_path / "whole.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def test_a_piece_is_measured_again_where_its_index_or_its_form_is_another(tmp_path, check):
+    """The same bytes, as pairs of Megatron and as a flat file."""
+    (tmp_path / "data").mkdir()
+    megatron(tmp_path / "data")
+    write_lines(tmp_path / "data/z.jsonl", prose(5, 1))
+    work = ("--work", tmp_path / "work", "--level", "cheap")
+    whole = check(tmp_path / "data", *work).metrics
+    (index,) = (tmp_path / "data").glob("*.idx")
+
+    index.write_bytes(index.read_bytes()[:40])
+    broken = check(tmp_path / "data", *work).metrics
+    index.unlink()
+    flat = check(tmp_path / "data", *work).metrics
+
+    assert whole["damaged_rate"] == 0 and broken["damaged_rate"] > 0
+    assert flat["doc_count"] != whole["doc_count"]
 
 
 # ── what people read ──────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from importlib import metadata
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
@@ -37,6 +38,7 @@ from .corpus import (
     documents,
     list_pieces,
     need,
+    sidecar_of,
     unicode_name,
 )
 from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
@@ -178,7 +180,7 @@ class BuildCheck:
             for number, piece in todo:
                 worker.measure(number, piece, progress)
                 progress.finish(piece)
-        return sum(not _is_done(self._plan, i, piece) for i, piece in enumerate(self.pieces))
+        return sum(not _has_result(self._plan, i, piece) for i, piece in enumerate(self.pieces))
 
     def _run_workers(
         self, todo: Sequence[tuple[int, Piece]], jobs: int, progress: Progress
@@ -298,13 +300,14 @@ class Worker:
         counts = Counts()
         signer = duplicates.Signer(near=plan.level == FULL)
         sample: list[tuple[int, bytes]] = []
-        last_damage, ignored = "", Counter[str]()
+        last_damage, is_passing, ignored = "", False, Counter[str]()
         for record in documents(piece, plan.fields):
             if isinstance(record, Ignored):
                 ignored[record.reason] += 1
                 continue
             if isinstance(record, Damage):
                 last_damage = record.reason
+                is_passing |= record.is_passing
                 counts.damaged += 1
                 if last_damage in counts.reasons or len(counts.reasons) < MAX_REASONS:
                     counts.reasons[last_damage] = counts.reasons.get(last_damage, 0) + 1
@@ -318,14 +321,19 @@ class Worker:
             if progress is not None:
                 progress.add(len(raw), piece)
         self._metrics.flush(counts)
+        try:
+            sha256 = _sha256(piece)
+        except OSError as error:
+            sha256, is_passing = f"not read: {error.strerror}", True
         result = PieceResult(
-            sha256=_sha256(piece),
+            sha256=sha256,
             counts=counts,
             sample=duplicates.thin_sample(sample),
             damage=last_damage,
             ignored=ignored,
         )
-        _write_result(plan, number, piece, result, signer.finish())
+        path = (_passing_path if is_passing else _result_path)(plan, number, piece)
+        _write_result(path, _rows_path(plan, number, piece), result, signer.finish())
 
 
 def end_silently() -> None:
@@ -368,14 +376,11 @@ def _sha256(piece: Piece) -> str:
     digest = hashlib.sha256()
     left = piece.end - piece.start
     for path in piece.all_files:
-        try:
-            with path.open("rb") as file:
-                file.seek(piece.start)
-                while left > 0 and (part := file.read(min(left, 1 << 20))):
-                    digest.update(part)
-                    left -= len(part)
-        except OSError as error:
-            return f"not read: {error.strerror}"
+        with path.open("rb") as file:
+            file.seek(piece.start)
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                digest.update(part)
+                left -= len(part)
     return digest.hexdigest()
 
 
@@ -402,12 +407,23 @@ def _unwritable(folder: Path | str, error: OSError) -> StoreError:
 
 def _name(plan: Plan, number: int, piece: Piece) -> str:
     names = unicode_name(piece.path), tuple(map(unicode_name, piece.more))
-    about = msgspec.json.encode((*names, piece.size, piece.mtime_ns, piece.start, piece.end))
+    facts: tuple[Any, ...] = (*names, piece.form, piece.size, piece.mtime_ns)
+    sidecar = sidecar_of(piece)
+    if sidecar is not None:
+        with suppress(OSError):
+            status = sidecar.stat()
+            facts += (status.st_size, status.st_mtime_ns)
+    about = msgspec.json.encode((*facts, piece.start, piece.end))
     return f"{number:06d}-{plan.key}-{hashlib.sha256(about).hexdigest()[:12]}"
 
 
 def _result_path(plan: Plan, number: int, piece: Piece) -> Path:
     return Path(plan.folder) / f"{_name(plan, number, piece)}.msgpack"
+
+
+def _passing_path(plan: Plan, number: int, piece: Piece) -> Path:
+    """Return where the result of a piece is that another check measures again."""
+    return Path(plan.folder) / f"{_name(plan, number, piece)}.passing.msgpack"
 
 
 def _rows_path(plan: Plan, number: int, piece: Piece) -> Path:
@@ -418,19 +434,24 @@ def _is_done(plan: Plan, number: int, piece: Piece) -> bool:
     return _result_path(plan, number, piece).exists()
 
 
-def _write_result(plan: Plan, number: int, piece: Piece, result: PieceResult, rows: Any) -> None:
+def _has_result(plan: Plan, number: int, piece: Piece) -> bool:
+    return _is_done(plan, number, piece) or _passing_path(plan, number, piece).exists()
+
+
+def _write_result(path: Path, rows_path: Path, result: PieceResult, rows: Any) -> None:
     """Write the rows, then the result, which says that both are there. Raises StoreError."""
     try:
-        with files.replacing_file(_rows_path(plan, number, piece)) as file:
+        with files.replacing_file(rows_path) as file:
             need("numpy").save(file, rows)
-        data = msgspec.msgpack.encode(result)
-        files.replace_file(_result_path(plan, number, piece), data, durable=False)
+        files.replace_file(path, msgspec.msgpack.encode(result), durable=False)
     except OSError as error:
-        raise _unwritable(plan.folder, error) from error
+        raise _unwritable(path.parent, error) from error
 
 
 def _read_result(plan: Plan, number: int, piece: Piece) -> PieceResult:
     path = _result_path(plan, number, piece)
+    if not path.exists():
+        path = _passing_path(plan, number, piece)
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=PieceResult)
     except (OSError, msgspec.DecodeError) as error:
@@ -512,8 +533,8 @@ def read_prompts(path: Path) -> Prompts:
     pieces, _ = list_pieces(path)
     digest = hashlib.sha256()
     for piece in pieces:
-        digest.update(_sha256(piece).encode())
         try:
+            digest.update(_sha256(piece).encode())
             lines = piece.file.read_bytes().splitlines()
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from error
