@@ -495,8 +495,13 @@ def test_copies_of_fifty_tokens_are_found_as_a_search_of_all_places_finds_them(
     assert invoke([*argv, "--tokenizer", str(tmp_path / "tokenizer.json"), "-q"]) in (0, 1)
     of_texts = program.TokenIndex(str(tmp_path / "of_texts"))
     assert of_texts.total == found.total
+    assert sorted(p.name for p in tmp_path.glob("*of_texts*")) == ["of_texts", "of_texts.tokens"]
     del copies[102]  # texts follow each other, as in batches
     assert [of_texts.copied(tokens) for tokens in copies] == [*map(brute, copies)]
+    (tmp_path / "texts.jsonl").write_text('{"text": "w3 w4"}\n')
+    assert invoke([*argv, "--tokenizer", str(tmp_path / "tokenizer.json"), "-q"]) in (0, 1)
+    assert program.TokenIndex(str(tmp_path / "of_texts")).total == 2
+    assert [of_texts.copied(tokens) for tokens in copies] == [*map(brute, copies)]  # while it runs
     os.utime(tmp_path / "data" / "1.bin", (1, 1))
     with pytest.raises(ValueError, match="changed since"):
         program.TokenIndex(str(index))

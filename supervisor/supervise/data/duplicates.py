@@ -510,18 +510,19 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: 
         InputError: a file is of another form. StoreError: it cannot be written.
     """
     numpy = need("numpy")
-    if needs_tokenizer(pieces, tokenizer):
-        pieces = [_write_tokens(path.with_name(f"{path.name}.tokens"), pieces, fields, tokenizer)]
-        fields = msgspec.structs.replace(fields, dtype="uint32")
+    tokens_path, is_beside = path.with_name(f"{path.name}.tokens"), False
     rows, total = [], 0
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             count = 0
+            if is_beside := needs_tokenizer(pieces, tokenizer):
+                pieces = [_write_tokens(Path(folder) / "tokens", pieces, fields, tokenizer)]
+                fields = msgspec.structs.replace(fields, dtype="uint32")
             for piece in pieces:
                 dtype, offset = token_layout(piece, fields)
                 tokens = (piece.size - offset) // numpy.dtype(dtype).itemsize
                 kind = {"<u2": "H", "<u4": "I", "<i4": "i"}[dtype]
-                file = str(piece.file.resolve())
+                file = str((tokens_path if is_beside else piece.file).resolve())
                 rows.append((file, piece.size, piece.mtime_ns, offset, kind, tokens))
                 if tokens >= INDEX_GRAM:
                     ids = numpy.memmap(piece.file, dtype, "r", offset, (tokens,))
@@ -534,6 +535,8 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: 
                 raise InputError(f"{len(pieces)} files are too many for an index: join some")
             with (Path(folder) / "whole").open("r+b") as out:
                 out.write(text)
+            if is_beside:  # only now: a run may search with the index of before
+                (Path(folder) / "tokens").replace(tokens_path)
             (Path(folder) / "whole").replace(path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
@@ -541,20 +544,17 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: 
 
 
 def _write_tokens(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: str) -> Piece:
-    """Write documents as one flat file of uint32. Raises InputError, StoreError."""
+    """Write documents as one flat file of uint32. Raises InputError, OSError."""
     numpy, encoder = need("numpy"), load_tokenizer(tokenizer)
-    try:
-        with path.open("wb") as out:
-            for record in itertools.chain(*(documents(piece, fields) for piece in pieces)):
-                if isinstance(record, Document):
-                    ids = record.ids
-                    if ids is None:
-                        with errors_of_tokenizer():
-                            ids = encoder.encode(record.text, add_special_tokens=False).ids
-                    out.write(numpy.asarray(ids, "<u4").tobytes())
-        stat = path.stat()
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    with path.open("wb") as out:
+        for record in itertools.chain(*(documents(piece, fields) for piece in pieces)):
+            if isinstance(record, Document):
+                ids = record.ids
+                if ids is None:
+                    with errors_of_tokenizer():
+                        ids = encoder.encode(record.text, add_special_tokens=False).ids
+                out.write(numpy.asarray(ids, "<u4").tobytes())
+    stat = path.stat()
     return Piece(str(path), "", "tokens", stat.st_size, stat.st_mtime_ns)
 
 
@@ -587,7 +587,7 @@ def _join_grams(folder: Path, count: int) -> str:
     sha, done = hashlib.sha256(), 0
     with (folder / "whole").open("wb") as out:
         out.truncate(INDEX_HEAD + 16 * count)
-        for part in sorted(file for file in folder.iterdir() if file.name != "whole"):
+        for part in sorted(file for file in folder.iterdir() if len(file.name) == 2):
             pairs = numpy.fromfile(part, "<u8").reshape(-1, 2)
             pairs = pairs[numpy.argsort(pairs[:, 0], kind="stable")]
             for column, start in ((0, INDEX_HEAD), (1, INDEX_HEAD + 8 * count)):
