@@ -22,7 +22,7 @@ import pytest
 import zstandard
 
 from supervise.cli import invoke
-from supervise.data.corpus import Fields, documents, list_pieces, source_of
+from supervise.data import Fields, documents, list_pieces, source_of
 
 from .conftest import texts, write_lines
 

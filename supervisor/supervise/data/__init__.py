@@ -14,6 +14,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "build_check": "BuildCheck, Request",
+        "corpus": "Fields, documents, list_pieces, source_of",
         "manifest": "divergence, judge_numbers, manifest_schema",
         "planted_faults": "FAULTS",
         "text_metrics": "find_pii, masked_excerpt",
