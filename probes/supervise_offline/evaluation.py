@@ -32,15 +32,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import TokenIndex, find_torch, give_way, rebuild, verify
-    from supervise_offline.generation import (
-        EARLIER,
-        SEED,
-        TEXTS,
-        Harness,
-        TextModel,
-        compare_rates,
-    )
+    from supervise_offline import TokenIndex, carry_slices, find_torch, give_way, rebuild, verify
+    from supervise_offline.generation import EARLIER, SEED, TEXTS, Harness, TextModel, compare_rates
     from supervise_offline.mechanisms import trace_of_hessian
     from supervise_offline.rebuild import FAILED, RESTORED, UNKNOWN, UnknownError
 finally:
@@ -805,9 +798,11 @@ def measure_all(
     try:
         kept["logs"] = evaluation.measure_batch(before)
     except Exception as error:  # of the job's code; what is proved stays
+        kept = {key: before.get(key) for key in kept}
         lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
         evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
     kept |= {"artefact": evaluation.artefact, **evaluation.measure_slices(before)}
+    carry_slices(kept, before)
     try:
         evaluation.measure_curvature()
     except Exception as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 
 import pytest
 
 from supervise.checkpoints import Register, stamp_files
+from supervise.store import RunDir
 from tests.support import recorded_run
 
 SPIKE = (*[2.0] * 40, 8.0, 7.0, *[2.0] * 20)
@@ -191,6 +193,23 @@ def test_a_run_that_was_moved_is_evaluated_where_it_is(keep_run, supervise, tmp_
     again = supervise(*argv, tmp_path / "elsewhere")
 
     assert before[0] == 1 and again[0] == 0, again
+
+
+@pytest.mark.parametrize("lives", [False, True])
+def test_what_is_evaluated_by_hand_is_no_reference_of_the_supervisor_of_the_run(
+    lives, keep_run, supervise, tmp_path
+):
+    condition = f'bool(request["keep"]) == {not lives}'
+    evaluator = EVALUATOR.replace('not request["keep"] and', f"{condition} and")
+    run = evaluated_run(keep_run, tmp_path, (2.0,), evaluator)
+    with RunDir.open(run).audit_path.open() as audit:
+        if lives:
+            fcntl.flock(audit, fcntl.LOCK_EX)
+        code, out, _ = supervise(
+            "checkpoint", "eval", "ckpt-1", "--val", f"held={tmp_path / '0.pt'}", "--run", run
+        )
+
+    assert code == 0, out
 
 
 def evaluated_run(keep_run, folder, losses, evaluator=EVALUATOR):

@@ -323,6 +323,30 @@ def test_what_an_evaluation_depends_on_has_a_hash_and_voids_comparisons_that_it_
     assert other_batch["values"]["checkpoint_val_rise"] == 0.0
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_file_that_was_away_once_is_compared_with_what_was_before(others, evaluate, tmp_path):
+    """Alone, and beside one that was there."""
+    job, chance = Job(tmp_path), random.Random(5)
+    files = [tmp_path / f"{n}.bin" for n in range(1 + others)]
+    for path in files:
+        tokens = chance.choices(range(CLASSES), k=20 * LENGTH + 1)
+        path.write_bytes(array.array("H", tokens).tobytes())
+    val = {"val": {path.stem: str(path) for path in files}, "tokens": 1000}
+    outputs = [str(tmp_path / f"outputs.c{n}.pt") for n in (1, 2)]
+
+    first = evaluate(job.request("c1.pt", **val))
+    files[0].rename(tmp_path / "away")
+    lost = evaluate(job.request("c2.pt", previous=outputs[0], **val))
+    (tmp_path / "away").rename(files[0])
+    back = evaluate(job.request("c3.pt", previous=outputs[1], **val))
+
+    assert "No such file" in lost["unmeasured"]["checkpoint_val_loss.0"]
+    assert ("checkpoint_val_rise" in lost["values"]) == bool(others)
+    assert back["values"]["checkpoint_val_rise"] == 0.0
+    assert "checkpoint_val_rise.0" not in back["unmeasured"]
+    assert back["artefact"] == first["artefact"] != lost["artefact"]
+
+
 def test_windows_known_by_heart_are_far_below_the_others_in_bits_for_those_of_zlib(
     evaluate, tmp_path, breaches
 ):

@@ -617,12 +617,14 @@ class _Evaluator:
 
     run: Path
     register: registry.RegisterDocument
+    lives: bool
 
     @classmethod
     def of_run(cls, name: str | None) -> _Evaluator:
         """Open a run, the newest for None."""
         run = RunDir.open_own(newest_run() if name is None else find_run(name))
-        return cls(run.path, registry.read_registry(run.path))
+        lives = files.is_locked(run.audit_path) or _lives(run)
+        return cls(run.path, registry.read_registry(run.path), lives)
 
     def find(self, checkpoint: str) -> registry.Entry:
         """Return a checkpoint by its id or path. Raises UsageError."""
@@ -648,7 +650,8 @@ class _Evaluator:
             pinned,
             settings,
             host.available_bytes(),
-            is_kept=not is_alone,
+            # Of a run that lives its supervisor compares with its own, of its own files.
+            is_kept=not (is_alone or self.lives),
         )
 
 
