@@ -510,19 +510,19 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: 
         InputError: a file is of another form. StoreError: it cannot be written.
     """
     numpy = need("numpy")
-    tokens_path, is_beside = path.with_name(f"{path.name}.tokens"), False
+    tokens_path, is_encoded = path.with_name(f"{path.name}.tokens"), False
     rows, total = [], 0
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             count = 0
-            if is_beside := needs_tokenizer(pieces, tokenizer):
+            if is_encoded := needs_tokenizer(pieces, tokenizer):
                 pieces = [_write_tokens(Path(folder) / "tokens", pieces, fields, tokenizer)]
                 fields = msgspec.structs.replace(fields, dtype="uint32")
             for piece in pieces:
                 dtype, offset = token_layout(piece, fields)
                 tokens = (piece.size - offset) // numpy.dtype(dtype).itemsize
                 kind = {"<u2": "H", "<u4": "I", "<i4": "i"}[dtype]
-                file = str((tokens_path if is_beside else piece.file).resolve())
+                file = str((tokens_path if is_encoded else piece.file).resolve())
                 rows.append((file, piece.size, piece.mtime_ns, offset, kind, tokens))
                 if tokens >= INDEX_GRAM:
                     ids = numpy.memmap(piece.file, dtype, "r", offset, (tokens,))
@@ -535,7 +535,7 @@ def write_index(path: Path, pieces: Sequence[Piece], fields: Fields, tokenizer: 
                 raise InputError(f"{len(pieces)} files are too many for an index: join some")
             with (Path(folder) / "whole").open("r+b") as out:
                 out.write(text)
-            if is_beside:  # only now: a run may search with the index of before
+            if is_encoded:  # only now: a run may search with the index of before
                 (Path(folder) / "tokens").replace(tokens_path)
             (Path(folder) / "whole").replace(path)
     except OSError as error:
