@@ -154,7 +154,7 @@ def test_where_ranks_cannot_agree_each_round_has_its_verdict_and_none_waits(gang
 
 def test_who_takes_over_finds_what_was_done_after_a_wait_for_a_rank(gang):
     ranks = gang(rank1=("evaluates", 1))
-    with pytest.raises(ActionError, match="rank 1 is in eval|the main loop is busy"):
+    with pytest.raises(ActionError, match=r"rank 1 is in eval|the main loop is busy"):
         ranks.scale(key="before", deadline_s=0.3)
 
     seen = ranks.scale()
