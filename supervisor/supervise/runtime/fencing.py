@@ -304,8 +304,6 @@ class Standing:
 class Letters(Protocol):
     """What this needs of the controller."""
 
-    @property
-    def world_size(self) -> int: ...
     def ask(
         self, verb: str, args: Payload, *, key: str, partly: bool = False, trip_s: float = TRIP_S
     ) -> PendingCommand: ...
