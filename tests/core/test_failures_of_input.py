@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from supervise.catalog import load_policy
 from supervise.core import find_slow_step
-from supervise.core.model import Beat, Tick
+from supervise.core.model import Beat, Frame, Tick
 from supervise.detectors import Absence, Ratio, RobustZ
 from supervise.report import describe_observation
 
-from .conftest import NAN, Reach, above, messages, one_rule, rules_of, runbook_of
+from .conftest import NAN, SECOND, Reach, Story, above, messages, one_rule, rules_of, runbook_of
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -207,6 +208,20 @@ def test_the_incident_says_since_when_and_where_the_time_goes(tell, part, words)
     begun.exit(0)
     closing = messages(begun)[-2]
     assert closing["steps"][0]["text"] == "to look closer", "what lasts is not nothing to do"
+
+
+def test_a_job_of_short_steps_that_slows_down_soon_after_its_start_is_reported(tmp_path):
+    """200 steps of 7 ms are 1.4 s: 16 means over 90 ms, and far fewer than are compared."""
+    (tmp_path / "p.yaml").write_text("version: supervise/v1\nmode: observe\nuse: [throughput]\n")
+    story = Story(load_policy(tmp_path / "p.yaml"), ("step_time", "train_loss_raw"))
+    fired = None
+    for step in range(300):
+        step_time = (0.007 if step < 200 else 0.127) * (1 + 0.02 * (step % 3))
+        story.at_ns += int(step_time * SECOND)
+        story.send(Frame(story.at_ns, 0, 0, step, (step_time, 2.0)))
+        if fired is None and story.kinds("rule", "fired"):
+            fired = step
+    assert fired is not None and 219 <= fired <= 250
 
 
 SLOW = {"other_time": 0.124}  # 15 times as long

@@ -34,20 +34,27 @@ THROUGHPUT = frozenset(  # of all steps, so a busy machine moves them
 # A sample of these stands for so long at least: what slows a machine down lasts as long whatever a
 # step takes. Just below the 0.1 s of which 30 are the 3 s that slow steps must last.
 SAMPLE_NS = 90_000_000
+# At the start a sample is this part of the time so far: a job of short steps that slows down within
+# seconds has samples enough to compare with. Of 16 the 64 that are asked for come too late, and 64
+# are so short that two seconds of a busy machine are a slowdown.
+SAMPLES_AT_START = 24
 
 
 class MeanValues:
     """Means of some columns over the frames of SAMPLE_NS or a little more; one frame as it is.
 
+    At the start a sample is shorter: see SAMPLES_AT_START.
+
     Attributes:
         due: the newest frame ended a sample. steps: of the newest samples, oldest first.
     """
 
-    __slots__ = ("_began_ns", "_columns", "_sums", "due", "steps")
+    __slots__ = ("_began_ns", "_columns", "_passed_ns", "_sums", "due", "steps")
 
     def __init__(self) -> None:
         self.steps: deque[int] = deque(maxlen=FRAMES)
-        self._began_ns = -SAMPLE_NS
+        self._began_ns: int | None = None
+        self._passed_ns = 0
         self.restart(())
 
     def restart(self, columns: Iterable[int]) -> None:
@@ -59,8 +66,11 @@ class MeanValues:
     def add(self, at_ns: int, step: int, row: Row) -> Row:
         """Take a frame; return the row of means where it ends a sample, else `row`."""
         single = self.due
-        self.due = not 0 <= at_ns - self._began_ns < SAMPLE_NS
+        since_ns = SAMPLE_NS if self._began_ns is None else at_ns - self._began_ns
+        self.due = not 0 <= since_ns < min(SAMPLE_NS, self._passed_ns // SAMPLES_AT_START)
         if self.due:
+            if self._began_ns is not None:
+                self._passed_ns += min(max(since_ns, 0), SAMPLE_NS)
             self._began_ns = at_ns
             self.steps.append(step)
             if single:
