@@ -75,7 +75,7 @@ def supervise(folder: Path, commands: list[int]) -> None:
     giver.start()
     while giver.is_alive():
         segments.poll()
-        control.pump(time.monotonic_ns())
+        control.run_pending_work(time.monotonic_ns())
         time.sleep(0.002)
 
 

@@ -221,7 +221,7 @@ def long_log(megabytes: int) -> tuple[list[str], bool]:
     texts = list(hidden.values())
     with tempfile.TemporaryDirectory() as folder:
         logs = LogFiles(["*.log"], Path(folder), failure_classes)
-        logs.launched()
+        logs.on_launch()
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         path = Path(folder) / "train.log"
         count = math.ceil(megabytes * 1e6 / len(chunk))

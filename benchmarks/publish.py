@@ -185,7 +185,7 @@ def stream(rate: int, seconds: int) -> None:
         now = time.monotonic_ns()
         values[0] = float(step)
         writer.publish(step, 0, values, now)
-        writer.beat(now, 1)
+        writer.write_heartbeat(now, 1)
     writer.last_words(0, "")
     writer.close()
 

@@ -104,7 +104,7 @@ def watch(taken: list[dict[str, float]], steps: list[float]) -> bool:
     rank = sys.modules["_supervise_probe"]._probe.parts.rank
     if rank is None:
         return False
-    take_due, held = rank.rollbacks.take_due, rank.rollbacks._savepoints
+    take_due, held = rank.rollbacks.take_due_savepoint, rank.rollbacks._savepoints
 
     def timed() -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -112,7 +112,7 @@ def watch(taken: list[dict[str, float]], steps: list[float]) -> bool:
         took = {"wall": time.perf_counter() - wall, "cpu": time.thread_time() - cpu}
         taken.append({"step": len(steps), "at": wall, "held": held.held, **took})
 
-    rank.rollbacks.take_due = timed
+    rank.rollbacks.take_due_savepoint = timed
     return True
 
 

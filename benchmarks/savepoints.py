@@ -79,7 +79,7 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
     allowed = ROOM
     if kind == "spilled":
         one = SavepointManager(torch, registry, 1, ROOM)
-        allowed = one.take(number, 0, None)["bytes"] * 3 // 2
+        allowed = one.save(number, 0, None)["bytes"] * 3 // 2
     spill = directory if kind == "spilled" else None
     savepoints = SavepointManager(torch, registry, KEEP, allowed, spill)
     taking, behind, before, held, taken = [], [], [], 0, 0
@@ -87,7 +87,7 @@ def measure(registry: Registry, kind: str, takes: int, directory: str) -> Row:
         while savepoints.busy:
             time.sleep(0.001)
         began = time.perf_counter()
-        savepoints.take(number, 0, None)
+        savepoints.save(number, 0, None)
         taking.append(time.perf_counter() - began)
         held = max(held, savepoints.nbytes)
         times = []

@@ -124,7 +124,7 @@ def _files(kind: str) -> list[dict[str, Any]]:
         problems = Problems()
         path = shipped.shipped_folder(kind) / f"{name}.yaml"
         root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
-        problems.stop()
+        problems.raise_if_any()
         assert root is not None
         documents.append({"file": name, **plain_yaml(root)})
     return documents

@@ -263,7 +263,7 @@ def thinned(path: Path, every: int, folder: Path) -> Path:
             for name in rare:
                 columns[name][row] = None
         values = {name: columns[name][row] for name in LOOKED_AT if name in columns}
-        if unrest[rank].look({k: v for k, v in values.items() if v is not None}):
+        if unrest[rank].add_and_is_unusual({k: v for k, v in values.items() if v is not None}):
             dense_until[rank] = max(dense_until[rank], step + 1 + ALARM_STEPS)
     fresh = folder / path.name
     parquet.write_table(pyarrow.table(columns, schema=table.schema), fresh)

@@ -84,7 +84,7 @@ def ours(rows: Sequence[Row]) -> set[int]:
     for step, (loss, norm) in enumerate(rows):
         if math.isfinite(loss):
             known = norm if norm and math.isfinite(norm) else None
-            if rule.why_out(loss, known, follows=step - 1 in found):
+            if rule.explain_outlier(loss, known, follows=step - 1 in found):
                 found.add(step)
             else:
                 rule.applied(step, loss, known, usual=True)

@@ -116,7 +116,7 @@ class Contents:
         self.rng = self.hints = self.weights = self.other = False
         self.problems: list[str] = []
 
-    def take(self, thing: Any, name: str) -> None:
+    def check_recursively(self, thing: Any, name: str) -> None:
         """Check an object recursively; tied tensors once."""
         self._seen.clear()  # another object may reuse the address
         entered: set[int] = set()  # a few lists that hold one another have no end of paths
@@ -279,7 +279,7 @@ def read_torch(torch: Any, path: str, contents: Contents, name: str) -> None:
     if zipped:
         check_sums(path)
     report_progress(size)
-    contents.take(load_object(torch, path, zipped, start[:1] == b"\x80"), name)
+    contents.check_recursively(load_object(torch, path, zipped, start[:1] == b"\x80"), name)
 
 
 def load_object(torch: Any, file: Any, zipped: bool, pickled: bool = False) -> Any:
@@ -442,7 +442,7 @@ def _mapped_tensor(
         return
     count = (stop - begin) // torch.empty(0, dtype=dtype).element_size()
     tensor = torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin)
-    contents.take(tensor, name)
+    contents.check_recursively(tensor, name)
     del tensor  # the map cannot be closed before
 
 
@@ -485,7 +485,7 @@ def read_distributed(torch: Any, folder: str, contents: Contents) -> list[str]:
             thing = load_object(torch, io.BytesIO(data), zipped=True)
         except Damaged as error:
             raise Damaged(f"{shard}, {name}: {error}") from None
-        contents.take(thing, name)
+        contents.check_recursively(thing, name)
     return sorted(ends)
 
 

@@ -88,7 +88,7 @@ def listen(library: Any) -> None:
         _probe.listen(library)
 
 
-def leave(marks: str, status: Any, frames: Any) -> None:
+def record_exit_error(marks: str, status: Any, frames: Any) -> None:
     """Record the error that ends this process. Called at its exit, if there is one.
 
     Args:

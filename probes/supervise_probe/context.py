@@ -95,13 +95,13 @@ class Reporter:
         """Show a sign of life."""
         if self.writer is not None:
             self.phase = phase
-            self.writer.beat(monotonic_ns(), self._phases[phase])
+            self.writer.write_heartbeat(monotonic_ns(), self._phases[phase])
 
     def notice(self, kind: str, message: str, data: Any = None, step: int = -1) -> None:
         """Say something about the watching itself, at the step under way or at `step`."""
         if self._mailbox is not None:
             notice_step = self._position.step if step < 0 else step
-            self._mailbox.notice(kind, message, notice_step, data or {})
+            self._mailbox.send_notice(kind, message, notice_step, data or {})
             self.status_changed()
 
     def status_changed(self) -> None:
@@ -119,7 +119,7 @@ class Reporter:
         """Write it now."""
         self._due, self._age = False, 0
         if self.writer is not None:
-            self.writer.status(self._describe())
+            self.writer.write_status(self._describe())
 
 
 class Config(NamedTuple):

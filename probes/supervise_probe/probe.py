@@ -64,7 +64,7 @@ class Probe:
         life = Life(self.open, self._another_training, self._attach, self._attach_inside)
         return Parts(context, self._times, life)
 
-    def begin(self, config: settings.Config) -> None:
+    def start_process(self, config: settings.Config) -> None:
         """Become a process that has not trained yet, as after a fork."""
         self.gate.reset()
         self.guard.reset()
@@ -133,18 +133,18 @@ class Probe:
                 config.capacity,
             )
         except (OSError, wire.WireError) as error:
-            self.off(f"no segment in {config.shm}: {error}")
+            self.switch_off(f"no segment in {config.shm}: {error}")
             return False
         mailbox = Mailbox(writer)
         phases = {name: index for index, name in enumerate(wire.PHASES)}
         context.reporter.connect(writer, mailbox, phases, self._describe)
-        self._times.show = writer.collective
-        parts.threads.begins()
+        self._times.show = writer.write_collective
+        parts.threads.claim_rank()
         parts.collectors.count_on(config.counters_of(position.rank))
         try:
             RankParts(parts, mailbox, self._times).connect()
         except Exception as error:  # half a probe would fail later in a stranger way
-            self.off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
+            self.switch_off(f"probe.json cannot be followed: {type(error).__name__}: {error}")
             return False
         evidence.dump_stacks_on_signals(config.marks)
         context.reporter.write_status()
@@ -167,7 +167,7 @@ class Probe:
             message = f"a new training starts with step {step}: the previous one is over"
             context.reporter.notice("note", message)
 
-    def off(self, reason: str) -> None:
+    def switch_off(self, reason: str) -> None:
         """Switch the whole probe off; the job goes on as if it had never been there."""
         if not self.gate.on:
             return
@@ -182,7 +182,7 @@ class Probe:
 
     def _part_off(self, part: Part, reason: str) -> None:
         if part.vital:
-            self.off(f"{part.name}: {reason}")
+            self.switch_off(f"{part.name}: {reason}")
         else:
             message = f"{part.name} is off: {reason}"
             collector = self.parts.collectors.by_name.get(part.name)
@@ -203,7 +203,7 @@ class Probe:
             rollback = f"unavailable: {rollbacks.why_not}"
         unavailable = safeguards.unavailable()
         if parts.rank is not None and rollbacks is not None:
-            checkpoint_refusal = parts.rank.on_demand.why_not()
+            checkpoint_refusal = parts.rank.on_demand.explain_refusal()
             unavailable.update(rollback=rollbacks.why_not, checkpoint=checkpoint_refusal)
         states = {name: guard.part(name) for name in parts.collectors.by_name}
         reason = parts.no_optimizer()
@@ -240,7 +240,7 @@ class Probe:
 
     def report(self, values: Mapping[str, Any]) -> None:
         """See the package's `report`."""
-        self.guard.run(self._report_part, self.parts.reports.take, values)
+        self.guard.run(self._report_part, self.parts.reports.add_values, values)
 
     def shard(self, name: Any, offset: Any) -> None:
         """See the package's `shard`."""
@@ -257,7 +257,7 @@ class Probe:
     def _forked(self) -> None:
         if self.gate.on:
             try:
-                self.begin(self.parts.context.config)
+                self.start_process(self.parts.context.config)
             except Exception:  # the child must run
                 self.gate.on = False
 
@@ -283,7 +283,7 @@ class Probe:
             parts.safeguards.end()
             parts.rank.publisher.flush()
             parts.reports.end()
-            parts.wired.framework.ended()
+            parts.wired.framework.record_loop_end()
             reporter.beat("exiting")
             reporter.writer.last_words(*failure.end_summary())
             parts.rank.close()

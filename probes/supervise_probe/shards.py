@@ -154,20 +154,20 @@ class Loader:
         self.ahead: Optional[int] = None  # unknown before its first step
         self.waiting: deque[list[Origin]] = deque(maxlen=WAITING)
 
-    def take(self, backwards: int) -> list[list[Origin]]:
-        """Return the batches of the step that ends; 0 backwards: of a step without any."""
+    def take_step_batches(self, backward_count: int) -> list[list[Origin]]:
+        """Return the batches of the step that ends; 0 backward_count: of a step without any."""
         waiting = self.waiting
         here = len(waiting)
         if not here:
             return []
         if self.ahead is None:
-            remaining = max(0, here - backwards) if backwards else 0
+            remaining = max(0, here - backward_count) if backward_count else 0
             self.ahead = remaining if remaining <= AHEAD else 0
             if remaining > AHEAD:
                 waiting.clear()
                 return []
-        begin = max(0, here - self.ahead - backwards) if backwards else 0
-        end = min(here, begin + backwards) if backwards else here
+        begin = max(0, here - self.ahead - backward_count) if backward_count else 0
+        end = min(here, begin + backward_count) if backward_count else here
         origins = [waiting.popleft() for _ in range(end)]
         return origins[begin:]
 
@@ -209,7 +209,7 @@ class ShardTracker:
             return origins
         return batch_origins(self._torch, batch) or dataset_origins(iterator)
 
-    def loaded(self, iterator: Any, origins: list[Origin]) -> None:
+    def add_loaded_batch(self, iterator: Any, origins: list[Origin]) -> None:
         """Add a batch of a loader, for a later step."""
         key = id(iterator)
         loader = self._loaders.get(key)
@@ -223,12 +223,12 @@ class ShardTracker:
             self.on_origin()
         loader.waiting.append(origins)
 
-    def take(self, backwards: int) -> dict[Origin, None]:
+    def take_step_origins(self, backward_count: int) -> dict[Origin, None]:
         """Return the origins of the update just made, in order, without repeats."""
         shards = dict.fromkeys(self.reported)
         self.reported = []
         for loader in self._loaders.values():
-            for origins in loader.take(backwards):
+            for origins in loader.take_step_batches(backward_count):
                 shards.update(dict.fromkeys(origins))
         return shards
 

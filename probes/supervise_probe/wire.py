@@ -276,7 +276,7 @@ class Ring(Generic[T]):
         self._unpack = unpack
         self._tries = 0
 
-    def take(self, head: int, limit: int) -> list[tuple[int, int, Optional[T]]]:
+    def read_until(self, head: int, limit: int) -> list[tuple[int, int, Optional[T]]]:
         """Return what lies between `next` and `head`, after at most `limit` reads.
 
         Args:

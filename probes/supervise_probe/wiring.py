@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 from .checkpoints.on_demand import OnDemand
 from .checkpoints.resume import Resume, SaveReports
 from .collectors import COUNTERS, Collectors, Plan
-from .collectors.batch import BatchCollector, BatchSanityCollector, ShardsCollector, StreamCopies
+from .collectors.batch import (
+    BatchCollector,
+    BatchSanityCollector,
+    ShardsCollector,
+    WorkerCopyDetector,
+)
 from .collectors.gradient import GradientCollector, GroupsCollector
 from .collectors.job_wiring import JobWiringCollector
 from .collectors.limits import ClippingCollector, LimitsCollector
@@ -217,7 +222,7 @@ class Parts:
             in_force,
             self.extra,
             WeightCopies(context.registry, self.optimizers, context.position),
-            self.engine.why_not,
+            self.engine.explain_refusal,
         )
         self.wired, step_count = make_parts(
             context, sources, self._life.attach_inside, self._step_is_over
@@ -247,8 +252,8 @@ class Parts:
         self.sampling = SamplingSchedule(
             context,
             sets,
-            collectors.plan.begin,
-            collectors.of_set,
+            collectors.plan.begin_step,
+            collectors.names_of_set,
             self.sampler,
             self.snapshots,
             self.pairs,
@@ -317,7 +322,7 @@ class Parts:
             wired.batch,
             shards,
             wired.quarantine,
-            StreamCopies(wired.batch.digest_of_memory, wired.job_wiring.see_stream),
+            WorkerCopyDetector(wired.batch.digest_of_memory, wired.job_wiring.see_stream),
             self._before_first_forward,
         )
         self.save_reports = SaveReports(context, wired.framework, self._settle)
@@ -372,7 +377,7 @@ class Parts:
 
     def out_of_reach(self) -> str:
         """Return why the training cannot be changed from here, "" where it can."""
-        return self.no_optimizer() or self.engine.why_not()
+        return self.no_optimizer() or self.engine.explain_refusal()
 
 
 EXIT_S = 5.0  # of what is being written when the process ends; then the thread leaves torch
@@ -408,7 +413,7 @@ class RankParts:
             times,
             background,
             self.history,
-            parts.forward.look_on,
+            parts.forward.set_onlooker,
             parts.extra,
         )
         self._skips = SkipRanges(context, wired.batch, parts.optimizers, self.history)
@@ -423,7 +428,7 @@ class RankParts:
                 self.probe_batch,
                 parts.safeguards,
                 parts.sets.pace("moments", LEAST, MOMENTS, FLOOR_NS),
-                wired.updates.demand,
+                wired.updates.force_measurement,
             ),
         )
         self.on_demand = OnDemand(
@@ -446,7 +451,7 @@ class RankParts:
         parts.forward.connect(batch.observe, batch.observe_targets, batch.observe_pair)
         parts.saves.connect(self.on_demand.learn_from)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
-        parts.resume.opened()
+        parts.resume.refuse_unstarted_order()
         if parts.rate.hold is not None:
             reporter.notice("note", "the learning rate is still held, as before the relaunch")
         if parts.rate.held.now != 1.0:
@@ -455,8 +460,8 @@ class RankParts:
 
     def _finish(self, step: int, attempt: int, values: dict[str, float]) -> None:
         """All values of a frame are on the host."""
-        self._run_all(self._plan.now["finish"], values)
-        self.rollbacks.finished(step, attempt, values)
+        self._run_all(self._plan.now["add_derived_values"], values)
+        self.rollbacks.complete_savepoint(step, attempt, values)
 
     def _counters(self) -> dict[str, float]:
         self.publisher.catch_up()

@@ -143,7 +143,7 @@ LIMITED = {"learning_rate": 0.1, "lr_hold": 1 / 30, "lr_scale": 1 / 30}
 def test_an_effect_that_a_frame_lacks_is_named(action, answer, frame, missing, context):
     args = Payload(action.plan(context()))
 
-    objection = action.effect(EffectCheck(args, Payload(answer), frame, 154, 0))
+    objection = action.explain_missing_effect(EffectCheck(args, Payload(answer), frame, 154, 0))
 
     assert objection is None if missing is None else missing in objection
 

@@ -105,7 +105,7 @@ def test_a_relaunch_shows_in_the_first_frame_of_the_new_attempt(
     frame = {"learning_rate": 1e-3 * ratio, "learning_rate_scheduled": 1e-3}
 
     effect = check(action.plan(context()), ANSWER, frame, step, attempt)
-    assert action.effect(effect) == missing
+    assert action.explain_missing_effect(effect) == missing
 
 
 BACK = {"before_step": 140, "step": 125, "rewarm": {"start": 0.1, "steps": 50}}
@@ -116,10 +116,10 @@ def test_a_rollback_shows_in_attempt_step_and_rate():
     """The frame is of the new attempt, behind the savepoint, at the start of the re-warm."""
     frame = {"learning_rate": 0.1, "learning_rate_scheduled": 1.0}
 
-    assert Rollback().effect(check(BACK, DONE, frame, 126, 1)) is None
-    assert "attempt 0" in Rollback().effect(check(BACK, DONE, frame, 153, 0))
+    assert Rollback().explain_missing_effect(check(BACK, DONE, frame, 126, 1)) is None
+    assert "attempt 0" in Rollback().explain_missing_effect(check(BACK, DONE, frame, 153, 0))
     frame["learning_rate"] = 1.0
-    assert "not 0.1" in Rollback().effect(check(BACK, DONE, frame, 126, 1))
+    assert "not 0.1" in Rollback().explain_missing_effect(check(BACK, DONE, frame, 126, 1))
 
 
 def frame_of(used, scheduled=1.0, held=1.0, rewarm=None):
@@ -154,13 +154,13 @@ def frame_of(used, scheduled=1.0, held=1.0, rewarm=None):
 )
 def test_a_scale_shows_in_the_rate_that_is_used(frame, rewarm, missing):
     args = {"value": 0.5, "rewarm_steps": rewarm}
-    assert LrScale(set=0.5).effect(check(args, {}, frame, 10, 0)) == missing
+    assert LrScale(set=0.5).explain_missing_effect(check(args, {}, frame, 10, 0)) == missing
 
 
 @pytest.mark.parametrize("action", [Rollback(), Relaunch()], ids=["rollback", "relaunch"])
 def test_a_rewarm_under_a_rate_that_is_held_is_judged_without_that(action):
     def effect(**rates):
-        return action.effect(check(BACK, DONE, frame_of(**rates), 126, 1))
+        return action.explain_missing_effect(check(BACK, DONE, frame_of(**rates), 126, 1))
 
     missing = "the learning rate is 0.25 of the job's own, not 0.1 times 0.25"
     assert effect(used=0.025, held=0.25, rewarm=0.1) is None

@@ -46,7 +46,7 @@ class FakeJob:
     def answered(self, key):
         return key in self._heard
 
-    def pump(self, now_ns):
+    def run_pending_work(self, now_ns):
         pass
 
     def command(self, verb, args, *, key, deadline_s):
@@ -96,7 +96,7 @@ def take_over():
         left = list(events)
         segments = SimpleNamespace(poll=lambda: [left.pop() for _ in left[:]][::-1])
         adoption = Adoption(past, run, processor, recorder, job, segments)
-        rest = adoption.begin(FrameEnricher(lambda pid, leads: {}), outbox)
+        rest = adoption.take_over(FrameEnricher(lambda pid, leads: {}), outbox)
         for event in rest:
             processor.process(event)
         wait_until(lambda: processor.collect_results() or not processor.performing, every_s=0)

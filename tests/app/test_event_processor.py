@@ -36,7 +36,7 @@ def processor():
         policy=POLICY,
         redactor=Redactor(),
     )
-    quiet = {"event": lambda _, **__: 1, "decision": lambda *_: 1}
+    quiet = {"record_event": lambda _, **__: 1, "record_decision": lambda *_: 1}
     processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
     args = Payload({"checkpoint": "a", "step": 19})
     intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
@@ -81,8 +81,8 @@ def test_the_time_to_answer_begins_with_the_delivery(processor):
     processor.recorder = SimpleNamespace(
         trouble=None,
         ended=False,
-        event=lambda event, **_: written.append(event.kind) or 1,
-        decision=lambda *_: 1,
+        record_event=lambda event, **_: written.append(event.kind) or 1,
+        record_decision=lambda *_: 1,
         note=lambda kind, *_: written.append(kind),
     )
     processor.open(None, Outbox([], processor.on_result))

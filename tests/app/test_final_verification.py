@@ -26,10 +26,10 @@ class FakeEvaluator:
     def on_relaunch(self):
         self.has_time = False
 
-    def is_finishing(self):
+    def awaits_newest_evaluation(self):
         return self.has_time
 
-    def unevaluated(self):
+    def list_missing_metrics(self):
         return self.by_reason
 
 
@@ -63,16 +63,16 @@ def final(evaluator, job, looks):
 def test_time_is_told_again_once_an_evaluation_behind_the_end_is_over(final, evaluator):
     """Else a job that is started again behind an exit 0 is never found to hang."""
     before, after = (SimpleNamespace(returncode=0) for _ in range(2))
-    assert not final.show(0)
-    assert final.evaluate_after_exit(before) and final.show(0)
+    assert not final.show_if_under_way(0)
+    assert final.evaluate_after_exit(before) and final.show_if_under_way(0)
     evaluator.has_time = False
-    assert not final.evaluate_after_exit(before) and not final.show(0)
+    assert not final.evaluate_after_exit(before) and not final.show_if_under_way(0)
     assert evaluator.ends == 1
     evaluator.has_time = True
     final.on_relaunch()
-    assert not final.show(0) and not evaluator.has_time
+    assert not final.show_if_under_way(0) and not evaluator.has_time
 
-    assert final.evaluate_after_exit(after) and final.show(0)
+    assert final.evaluate_after_exit(after) and final.show_if_under_way(0)
     assert evaluator.ends == 2
 
 
@@ -81,7 +81,7 @@ def test_whoever_asked_for_the_end_waits_for_no_evaluation(final, evaluator, job
     setattr(job, cause, True)
 
     assert not final.evaluate_after_exit(SimpleNamespace(returncode=0))
-    assert not evaluator.ends and not final.show(0)
+    assert not evaluator.ends and not final.show_if_under_way(0)
 
 
 @pytest.mark.parametrize(

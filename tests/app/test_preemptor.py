@@ -58,7 +58,7 @@ def run(tmp_path):
         made = Preemptor(forwarder, processor, tmp_path, allocation, lambda: clock.now_s)
 
         def go():
-            made.run_second(job)
+            made.run_every_second(job)
             made.run_round(job, ended=False)
 
         return SimpleNamespace(
@@ -107,7 +107,7 @@ def test_a_drain_file_from_before_the_start_means_nothing(run, tmp_path):
 
     assert it.processor.phases() == ["requested"]
     assert it.forwarder.request is not None
-    it.forwarder.settle("it was not written within 120 s")
+    it.forwarder.settle_request("it was not written within 120 s")
     it.go()
     assert it.processor.phases() == ["requested", "failed"]
     assert it.processor.events[-1].data["why"] == "the newest step was not finite"

@@ -74,7 +74,7 @@ class Edges:
         self.asked.append("verified")
         self.is_verifying_now = False
 
-    def choose(self):
+    def choose_relaunch_checkpoint(self):
         self.asked.append(("choose", self.control.process.returncode))
         return self.chosen.pop(0) if len(self.chosen) > 1 else self.chosen[0]
 

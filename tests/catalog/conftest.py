@@ -113,7 +113,7 @@ def plain(text: str, **parser: Any) -> Any:
     """Return what a YAML text holds. Raises PolicyErrors."""
     problems = Problems()
     root = parse_yaml(Source("x.yaml", text), problems, **parser)
-    problems.stop()
+    problems.raise_if_any()
     assert root is not None
     return plain_yaml(root)
 

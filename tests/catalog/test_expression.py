@@ -90,7 +90,7 @@ def test_what_is_no_expression_is_refused_at_its_column(text, at, said):
 
 def test_names_can_be_replaced_where_they_stand():
     """A pack's short names become long ones, and the rest of the text stays as it was."""
-    expression = parse_expression("a  and not (b or ab)").renamed({"a": "p.a", "ab": "p.ab"})
+    expression = parse_expression("a  and not (b or ab)").with_names({"a": "p.a", "ab": "p.ab"})
 
     assert expression.text == "p.a  and not (b or p.ab)"
     assert expression.names == ("p.a", "b", "p.ab")

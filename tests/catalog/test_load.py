@@ -100,7 +100,7 @@ def test_mistakes_come_sorted_with_their_lines():
     problems = Problems()
     parse_yaml(Source("x.yaml", "b: 1\na: 1\nb: 2\na: 2\n"), problems)
     with pytest.raises(PolicyErrors) as raised:
-        problems.stop()
+        problems.raise_if_any()
 
     error = raised.value
     assert str(error) == ("x.yaml:3:1: duplicate key 'b'; first in line 1 (and 1 more)")

@@ -41,7 +41,7 @@ def test_files_elsewhere_are_foreign(driver):
     theirs.append(driver.write("../out-b/z.pt", "good z"))
     assert [(step, ok) for _, step, ok in driver.run_once()] == [(19, True)]
 
-    driver.guard.prepare("ckpt-1")
+    driver.guard.prepare_restore("ckpt-1")
     (moved,) = driver.guard.restore("ckpt-1").moved
     assert moved.endswith("b.pt") and not own.exists() and all(path.exists() for path in theirs)
     (note,) = notes(driver)
@@ -155,7 +155,7 @@ def test_restore_does_not_replace_another_runs_file(driver, beside):
     path = driver.save("../out-b/a.pt", "good 1", step=9)
     beside.save("a.pt", "good, but of another run", step=19)
 
-    for call in (driver.guard.prepare, driver.guard.restore):
+    for call in (driver.guard.prepare_restore, driver.guard.restore):
         with pytest.raises(StoreError, match="the run run-b has written"):
             call("ckpt-1")
     assert path.read_text() == "good, but of another run"

@@ -54,20 +54,20 @@ def test_prepared_restore_reads_nothing_twice_and_replaces_what_was_saved_since(
     """Neither the intact file at the path nor the copy is read again."""
     path = driver.save("a.pt", "good 1", step=9)
     pinned = driver.run / "checkpoints/ckpt-1/data/a.pt"
-    driver.guard.prepare("ckpt-1")
+    driver.guard.prepare_restore("ckpt-1")
     pinned.write_text("rotten")
     assert driver.guard.restore("ckpt-1") == RestoredCheckpoint(str(path), [])
 
     pinned.write_text("good 1")
     path.unlink()
-    driver.guard.prepare("ckpt-1")
+    driver.guard.prepare_restore("ckpt-1")
     pinned.write_text("rotten")
     assert list(driver.out.iterdir()) == [driver.out / ".a.pt.ckpt-1"]
     driver.guard.restore("ckpt-1")
     assert path.read_text() == "good 1" and list(driver.out.iterdir()) == [path]
 
     pinned.write_text("good 1")
-    driver.guard.prepare("ckpt-1")
+    driver.guard.prepare_restore("ckpt-1")
     path.write_text("saved by the job while it was stopped")
     (moved,) = driver.guard.restore("ckpt-1").moved
     assert path.read_text() == "good 1" and Path(moved).read_text().startswith("saved by the job")
@@ -76,16 +76,16 @@ def test_prepared_restore_reads_nothing_twice_and_replaces_what_was_saved_since(
 def test_prepare_detects_an_impossible_restore(driver):
     path = driver.save("a.pt", "good 1", step=9)
     path.unlink()
-    driver.guard.prepare("ckpt-1")
+    driver.guard.prepare_restore("ckpt-1")
     driver.guard.close()
     assert list(driver.out.iterdir()) == []
 
     driver.open()
     (driver.run / "checkpoints/ckpt-1/data/a.pt").write_text("rotten")
     with pytest.raises(StoreError, match="pinned copy of ckpt-1 is damaged"):
-        driver.guard.prepare("ckpt-1")
+        driver.guard.prepare_restore("ckpt-1")
     with pytest.raises(StoreError, match="ckpt-7 is not known"):
-        driver.guard.prepare("ckpt-7")
+        driver.guard.prepare_restore("ckpt-7")
     assert list(driver.out.iterdir()) == []
 
 
@@ -105,8 +105,8 @@ def test_prepare_detects_that_newer_files_cannot_be_moved(driver, sealed):
     sealed()
 
     with pytest.raises(StoreError, match=r"ckpt-1 cannot be restored: .*Read-only"):
-        driver.guard.prepare("ckpt-1")
-    driver.guard.prepare("ckpt-2")
+        driver.guard.prepare_restore("ckpt-1")
+    driver.guard.prepare_restore("ckpt-2")
     assert driver.guard.restore("ckpt-2") == RestoredCheckpoint(str(newer), [])
     assert sorted(driver.out.iterdir()) == [path, newer]
 
@@ -123,7 +123,7 @@ def test_newer_files_can_be_moved_on_a_full_disk(driver, sealed):
         while True:
             (driver.out / f"inode-{len(list(driver.out.iterdir()))}").touch()
 
-    driver.guard.prepare("ckpt-1")
+    driver.guard.prepare_restore("ckpt-1")
     (moved,) = driver.guard.restore("ckpt-1").moved
     assert Path(moved).read_text() == "good 2" and path.exists()
     assert not list(driver.out.glob(".supervise*"))

@@ -454,11 +454,11 @@ def test_evaluation_rests_in_proportion_and_then_takes_the_newest(evaluated):
     assert evaluator.evaluate_newest()
     save("second.pt", 19)
     assert not evaluator.evaluate_newest()
-    assert evaluator.unevaluated() == {"the job ended first": ["ckpt-2"]}
+    assert evaluator.list_missing_metrics() == {"the job ended first": ["ckpt-2"]}
     save("third.pt", 29)
     wait_until(evaluator.evaluate_newest, "the end of the rest")
     assert late_steps(guard) == [9, 29] and evaluator.count == 2
-    assert evaluator.unevaluated() == {"newer ones came": ["ckpt-2"]}
+    assert evaluator.list_missing_metrics() == {"newer ones came": ["ckpt-2"]}
 
 
 def test_behind_the_end_of_the_job_the_newest_takes_the_place_of_one_that_is_late(
@@ -468,7 +468,7 @@ def test_behind_the_end_of_the_job_the_newest_takes_the_place_of_one_that_is_lat
     guard, evaluator, save = evaluated(limit_s=8.0)
     save("first.pt", 9)
     assert evaluator.evaluate_newest()
-    assert not evaluator.is_finishing()
+    assert not evaluator.awaits_newest_evaluation()
     evaluator.finish()
     save("late", 19)
     worker = threading.Thread(target=evaluator.evaluate_newest)
@@ -477,29 +477,34 @@ def test_behind_the_end_of_the_job_the_newest_takes_the_place_of_one_that_is_lat
     save("newest.pt", 29)
     driver.write("unseen.pt", "good but late", step=39)
     guard.scan()
-    wait_until(lambda: not (evaluator.is_finishing() and worker.is_alive()), "the cancellation")
+    wait_until(
+        lambda: not (evaluator.awaits_newest_evaluation() and worker.is_alive()), "the cancellation"
+    )
     worker.join()
 
-    assert evaluator.is_finishing() and evaluator.evaluate_newest()
-    assert late_steps(guard) == [9, 29] and not evaluator.is_finishing()
-    assert evaluator.unevaluated() == {"newer ones came": ["ckpt-2"], "not verified": ["ckpt-4"]}
+    assert evaluator.awaits_newest_evaluation() and evaluator.evaluate_newest()
+    assert late_steps(guard) == [9, 29] and not evaluator.awaits_newest_evaluation()
+    assert evaluator.list_missing_metrics() == {
+        "newer ones came": ["ckpt-2"],
+        "not verified": ["ckpt-4"],
+    }
 
 
 def test_no_evaluation_begins_once_the_time_behind_the_end_is_over(evaluated):
     _, evaluator, save = evaluated(limit_s=0.01)
     save("first.pt", 9)
     evaluator.finish()
-    wait_until(lambda: not evaluator.is_finishing(), "the end of the time")
+    wait_until(lambda: not evaluator.awaits_newest_evaluation(), "the end of the time")
 
     assert not evaluator.evaluate_newest()
-    assert evaluator.unevaluated() == {"the job ended first": ["ckpt-1"]}
+    assert evaluator.list_missing_metrics() == {"the job ended first": ["ckpt-1"]}
 
 
 def test_another_process_of_the_job_takes_back_the_end_of_evaluations(evaluated):
     _, evaluator, save = evaluated(limit_s=0.01)
     save("first.pt", 9)
     evaluator.finish()
-    wait_until(lambda: not evaluator.is_finishing(), "the end of the time")
+    wait_until(lambda: not evaluator.awaits_newest_evaluation(), "the end of the time")
     evaluator.on_relaunch()
 
     assert evaluator.evaluate_newest() and evaluator.count == 1

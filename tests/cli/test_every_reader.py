@@ -68,7 +68,9 @@ def keep(
     judge.recorder.note("run_start", -1, "the job was started", started | {"channels": ["console"]})
     for count, event in enumerate(events):
         if count == fails_at:
-            judge.recorder.failed(StoreError("cannot write the journal: No space left on device"))
+            judge.recorder.record_failure(
+                StoreError("cannot write the journal: No space left on device")
+            )
         judge.judge(event)
         judge.recorder.limit_journal(max_bytes)
     for kind, reason, data in OWN_RECORDS:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from supervise.actions import LrScale, Relaunch, Rollback, Snapshot
-from supervise.core import awaited_checkpoint_bound, needs_dense_sampling, retained_savepoint_step
+from supervise.core import awaited_checkpoint_bound, needs_dense_sampling, savepoint_retention_bound
 from supervise.core.model import (
     Approval,
     Budget,
@@ -386,7 +386,7 @@ def going_back(tell, **changes):
 
 
 def spared(story):
-    return retained_savepoint_step(story.policy, story.state)
+    return savepoint_retention_bound(story.policy, story.state)
 
 
 def test_while_a_request_waits_and_until_it_is_over(tell):

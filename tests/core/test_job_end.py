@@ -32,7 +32,7 @@ def offered():
 def test_a_signal_waits_for_the_checkpoint_and_is_then_passed_on(offered):
     assert offered.on_signal(SIGTERM, NOW, handled=False) == []
     assert offered.expire(NOW + GRACE - 0.01) == []
-    assert offered.settle(NOW + 3) == [SIGTERM]
+    assert offered.settle_and_release_signals(NOW + 3) == [SIGTERM]
 
     assert list(offered.settled) == [Settled("SIGTERM", "", 3.0, ("SIGTERM",))]
     assert offered.on_signal(SIGUSR1, NOW + 3.1, handled=False) == [SIGUSR1]  # it had its turn
@@ -53,9 +53,9 @@ def test_no_signal_waits_longer_than_its_grace(offered):
 def test_a_request_without_a_signal_may_be_repeated_until_one_is_answered(offered):
     assert offered.ask("drain", NOW, NOW + 10)
     assert not offered.ask("walltime", NOW + 1, NOW + 10)
-    assert offered.settle(NOW + 2, "the newest step was not finite") == []
+    assert offered.settle_and_release_signals(NOW + 2, "the newest step was not finite") == []
     assert offered.ask("walltime", NOW + 3, NOW + 10)
-    assert offered.settle(NOW + 4) == []
+    assert offered.settle_and_release_signals(NOW + 4) == []
     assert not offered.ask("drain", NOW + 5, NOW + 10)
 
 
@@ -72,7 +72,7 @@ def test_a_signal_that_comes_on_two_ways_is_one(offered):
     assert offered.on_signal(SIGTERM, NOW, handled=False) == []
     assert offered.is_echo(SIGTERM, NOW + 0.9) and not offered.is_echo(SIGUSR1, NOW + 0.1)
     assert not offered.is_echo(SIGTERM, NOW + 1.0)
-    assert offered.settle(NOW + 1.1) == [SIGTERM]
+    assert offered.settle_and_release_signals(NOW + 1.1) == [SIGTERM]
     assert not offered.is_echo(SIGTERM, NOW + 1.2)
 
 
@@ -87,7 +87,7 @@ def test_what_never_waits(offered):
 
 def test_the_next_process_gets_what_waited(offered):
     offered.on_signal(SIGTERM, NOW, handled=False)
-    assert offered.restart(NOW + 1) == [SIGTERM]
+    assert offered.reset_and_release_signals(NOW + 1) == [SIGTERM]
     assert offered.on_signal(SIGTERM, NOW + 1, handled=False) == [SIGTERM]  # not offered yet
     offered.offer(GRACE, NOW + 10)
     assert offered.on_signal(SIGTERM, NOW + 2, handled=False) == []

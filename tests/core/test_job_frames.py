@@ -68,8 +68,8 @@ def test_what_is_not_finite_on_one_rank_is_so_of_the_job_and_names_it():
 def test_a_rank_that_is_missing_is_waited_for_and_then_left_out():
     frames = gathered(2)
     frames.add(frame(0), 1, 2)
-    assert frames.late(HOLD_NS, 2) == []
-    (made,) = frames.late(HOLD_NS + 2, 2)
+    assert frames.release_overdue(HOLD_NS, 2) == []
+    (made,) = frames.release_overdue(HOLD_NS + 2, 2)
     job = job_of(made)
     assert (job["job_ranks"], job["train_loss_raw"]) == (1.0, 2.0)
     assert job["grad_global_norm"] is None and job["tokens_per_update"] is None

@@ -21,7 +21,7 @@ def phases(rows, warmup=10, first=0):
     """Return the phase after each `(lr_phase, rate)`, of steps from `first` on."""
     phase, found = RunPhase(), []
     for seen, (lr_phase, rate) in enumerate(rows, 1):
-        phase.follow(first + seen - 1, lr_phase, rate, frames_seen=seen, warmup=warmup)
+        phase.advance_phase(first + seen - 1, lr_phase, rate, frames_seen=seen, warmup=warmup)
         found.append(phase.name)
     return found
 

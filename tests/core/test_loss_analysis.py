@@ -490,7 +490,7 @@ def test_tasks_that_take_turns_are_known_the_second_time(every):
 
     assert (level.step, level.end) == (160, 220)
     for late in (0, 2, 6):  # steps in which a rule notices it
-        assert level.returned(looks, losses, 280 + late)
+        assert level.describe_recurrence(looks, losses, 280 + late)
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_another_reason_of_the_same_rise_is_not_hidden_by_data_of_before(then):
     losses, looks = turns(*TWO, then)
     level = fit_data_level(looks, losses[:280], 160)
 
-    assert level.returned(looks, losses, 280) is None
+    assert level.describe_recurrence(looks, losses, 280) is None
 
 
 def test_data_of_the_same_statistics_are_known_by_what_drifts():
@@ -519,11 +519,13 @@ def test_data_of_the_same_statistics_are_known_by_what_drifts():
     both = turns(*TWO, (60, *OTHER))[1] | {DRIFT: drift}
     level = fit_data_level(looks | {DRIFT: drift}, losses[:280], 160)
 
-    assert level.returned(looks | {DRIFT: drift}, losses, 280)
+    assert level.describe_recurrence(looks | {DRIFT: drift}, losses, 280)
     calm = [(step, value if step < 280 else 0.06) for step, value in drift]
-    assert level.returned(looks | {DRIFT: calm}, losses, 280) is None
+    assert level.describe_recurrence(looks | {DRIFT: calm}, losses, 280) is None
     for at in (280, 220):  # other data, and those of before
-        assert fit_data_level(both, losses[:280], 160).returned(both, losses[: at + 60], at)
+        assert fit_data_level(both, losses[:280], 160).describe_recurrence(
+            both, losses[: at + 60], at
+        )
 
 
 def test_one_look_at_a_batch_that_is_far_out_is_no_change_of_the_data():
@@ -546,8 +548,8 @@ def test_a_loss_that_stays_up_behind_the_data_is_a_trouble():
     losses, looks = turns(*TWO, (60, *OTHER), (200, OTHER[0], *OWN[1:]))
     level = fit_data_level(looks, losses[:280], 160)
 
-    assert level.returned(looks, losses[:440], 280)
-    assert level.returned(looks, losses, 280) is None
+    assert level.describe_recurrence(looks, losses[:440], 280)
+    assert level.describe_recurrence(looks, losses, 280) is None
 
 
 def test_until_a_look_at_the_batches_the_loss_says_it_for_a_few_steps():
@@ -555,8 +557,8 @@ def test_until_a_look_at_the_batches_the_loss_says_it_for_a_few_steps():
     level = fit_data_level(looks, losses[:280], 160)
     unseen = {name: [p for p in points if p[0] < 280] for name, points in looks.items()}
 
-    assert "not seen yet" in level.returned(unseen, losses[:290], 280)
-    assert level.returned(unseen, losses, 280) is None
+    assert "not seen yet" in level.describe_recurrence(unseen, losses[:290], 280)
+    assert level.describe_recurrence(unseen, losses, 280) is None
 
 
 @pytest.mark.parametrize(

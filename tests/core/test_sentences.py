@@ -8,16 +8,16 @@ import pytest
 from supervise.core import (
     NOTICES,
     RunbookExecution,
+    advise_relaunch_only,
     breach_headline,
     breach_symptom,
     describe_crash,
     describe_end,
     describe_finding,
     describe_no_restart,
-    describe_run,
+    describe_pending_stop,
+    describe_runbook_progress,
     news_of,
-    relaunch_left,
-    stop_to_come,
 )
 from supervise.core.model import (
     Advice,
@@ -180,7 +180,7 @@ def test_an_opening_on_record_without_a_headline_has_that_of_its_reason():
     ],
 )
 def test_people_are_told_what_becomes_of_a_job_that_nothing_helps(give_up, text):
-    assert Advice(None, stop_to_come(policy(give_up=give_up))).text == text
+    assert Advice(None, describe_pending_stop(policy(give_up=give_up))).text == text
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_people_are_told_what_becomes_of_a_job_that_nothing_helps(give_up, text)
     ],
 )
 def test_people_are_told_what_is_left_where_the_ranks_cannot_act_together(relaunch, text):
-    assert relaunch_left(policy(job=JobSettings(relaunch=relaunch))).text == text
+    assert advise_relaunch_only(policy(job=JobSettings(relaunch=relaunch))).text == text
 
 
 @pytest.mark.parametrize(
@@ -212,5 +212,5 @@ def test_people_are_told_what_is_left_where_the_ranks_cannot_act_together(relaun
 def test_people_are_told_what_a_runbook_is_at(verbs, text):
     book = Runbook("soften", (), verbs)
 
-    assert Advice(None, describe_run(RunbookExecution(1, book, "SEV1"))).text == text
-    assert describe_run(None) == ()
+    assert Advice(None, describe_runbook_progress(RunbookExecution(1, book, "SEV1"))).text == text
+    assert describe_runbook_progress(None) == ()

@@ -21,13 +21,13 @@ def fed(steps, *, rank=0, attempt=0, blame=None, loss=lambda step: 2.0, first=0,
     known = blame is not None and rank == 0
     blame = blame or ShardAttribution()
     if not known:
-        blame.announced(rank, NAMES, (100 + rank, 1))
+        blame.bind_metrics(rank, NAMES, (100 + rank, 1))
         blame.add_names(rank, {str(n): f"{n}.tar" for n in range(400)})
     for step, number in enumerate(steps, first):
         shard = None if number is None else float(number)
         blame.feed(Frame(0, rank, attempt, step, (loss(step), shard)), calm=True)
         if step in troubles:
-            blame.incident(troubles[step], step, attempt)
+            blame.mark_incident(troubles[step], step, attempt)
     return blame
 
 
@@ -56,14 +56,14 @@ def test_the_same_incident_counts_once_an_attempt():
     assert blame.account("60.tar").blamed == 0 and blame.account("140.tar").troubles == 1
 
     blame = fed([step // 50 for step in range(7000, 7100)], attempt=1, first=7000, blame=blame)
-    blame.incident("inc-1", 7030, 1)
+    blame.mark_incident("inc-1", 7030, 1)
     assert blame.account("140.tar").p == pytest.approx((110 / 15100) ** 2)
 
 
 def test_names_join_what_another_process_and_another_rank_counted():
     """Numbers begin at 0 in each; the name is what is blamed."""
     blame = fed([step // 50 for step in range(7100)], troubles={7020: "inc-1"})
-    blame.announced(0, NAMES, (100, 2))  # an exec keeps the process
+    blame.bind_metrics(0, NAMES, (100, 2))  # an exec keeps the process
     blame.add_names(0, {"0": "140.tar"})
     again = {7030: "inc-2"}
     blame = fed([0] * 50, attempt=1, first=7000, blame=blame, troubles=again)
@@ -97,7 +97,7 @@ def test_healthy_shards_are_hardly_ever_blamed():
         order = [chance.randrange(40) for _ in range(400)]
         blame = fed([order[step // stretch] for step in range(400)])
         for n in range(12):
-            blame.incident(f"inc-{n}", chance.randrange(5, 400), 0)
+            blame.mark_incident(f"inc-{n}", chance.randrange(5, 400), 0)
         wrong += bool(blame.suspects())
 
     assert wrong <= 1
@@ -105,7 +105,7 @@ def test_healthy_shards_are_hardly_ever_blamed():
 
 def test_a_copy_is_independent_and_memory_is_bounded():
     blame = fed([0] * 10)
-    blame.incident("inc-1", 9, 0)
+    blame.mark_incident("inc-1", 9, 0)
     twin = deepcopy(blame)
     most = 16384  # that are counted
     blame.add_names(0, {str(most): "last.tar"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from supervise.actions import CheckWeights, Snapshot, Stop
-from supervise.core import TaskTurn, explain_withdrawal, plan_context
+from supervise.core import TaskAlternation, explain_withdrawal, plan_context
 from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
 from supervise.detectors import Absence, Nonfinite
 
@@ -544,6 +544,6 @@ def test_tasks_that_take_turns_are_reported_once(tell, turn, severities):
     ],
 )
 def test_a_turn_of_tasks_is_a_loss_that_rose_as_far_from_where_it_was(before, since, is_turn):
-    turn = TaskTurn(step=40, loss_before=2.0, peak=6.0)
+    turn = TaskAlternation(step=40, loss_before=2.0, peak=6.0)
     losses = [*enumerate([*before, *since], start=100)]
-    assert bool(turn.returned(losses, 140)) == is_turn
+    assert bool(turn.describe_recurrence(losses, 140)) == is_turn

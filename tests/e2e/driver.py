@@ -31,16 +31,16 @@ class Troubled(Recorder):
     what = word = ""
     records = 0
 
-    def event(self, event, **how):
+    def record_event(self, event, **how):
         self._wait()
-        number = super().event(event, **how)
+        number = super().record_event(event, **how)
         if self.what == "event" and type(event).__name__ == self.word:
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
-    def decision(self, decision, event, at_ns):
+    def record_decision(self, decision, event, at_ns):
         self._wait()
-        seq = super().decision(decision, event, at_ns)
+        seq = super().record_decision(decision, event, at_ns)
         self._wrote(decision.kind, decision.reason + str(decision.data.get("action", "")))
         return seq
 

@@ -70,7 +70,7 @@ class Judge:
         for decision in made:
             links = {"seq": self.chain.size, "prev": self.chain.head}
             line = self.chain.line({**links, **about, **decision_record(decision)})
-            self.chain.check_fields(self.chain.take(line))
+            self.chain.check_fields(self.chain.check_line(line))
             if decision.kind == "intent":
                 result = self.results.pop(0) if self.results else {}
                 action = decision.data["action"]
@@ -176,7 +176,9 @@ def base(home: Path) -> bytes:
     writer.announce(NAMES)
     for step in range(12):
         writer.publish(step, 0, [2.0, 1.0, step // 4, 1024.0, None], step + 1)
-    writer.status({"tier": "T1", "steps": 12, "collectors": {"loss": "on"}, "savepoints": [3]})
+    writer.write_status(
+        {"tier": "T1", "steps": 12, "collectors": {"loss": "on"}, "savepoints": [3]}
+    )
     for letter in notice_seeds(home)[0].split(b"\0")[:9]:
         writer.post(letter)
     writer.last_words(0, "done")
@@ -214,7 +216,7 @@ def use_segment(home: Path, raw: bytes) -> None:
         for turn in range(5):
             judge.hear(segments.poll())
             segments.sample_densely(turn % 2 == 0, 5 + turn)
-            segments.retain_before(turn, 5)
+            segments.retain_savepoint_before(turn, 5)
             segments.interval_s()
             for rank in list(segments.ranks.values()):
                 with contextlib.suppress(SuperviseError):

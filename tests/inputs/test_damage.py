@@ -31,10 +31,10 @@ def sample(tmp_path_factory):
     writer.announce(["a", "b"])
     writer.announce(["a", "b", "c"])
     publish(writer, *range(6))
-    writer.status({"tier": "T1"})
+    writer.write_status({"tier": "T1"})
     segment.send("k", "pause", {})
     mailbox.ack(mailbox.poll()[0], 3, True, {})
-    mailbox.notice("note", "hello", 3)
+    mailbox.send_notice("note", "hello", 3)
     segment.lease(5)
     writer.last_words(0, "done")
     segment.close()
@@ -50,7 +50,7 @@ def use_everything(segment):
                 assert event.values == (float(event.step),) * 3
     for read in (segment.beat, segment.status, segment.end, segment.acks, segment.step_ns):
         read()
-    segment.stamp(1)
+    segment.write_heartbeat(1)
     segment.lease(2)
     segment.send("k", "resume", {})
 
@@ -100,7 +100,12 @@ def test_a_file_cut_short_at_any_length_is_a_segment_error(tmp_path_factory, sam
     os.truncate(path, size)
 
     if already:
-        for call in (segment.poll, segment.beat, segment.status, lambda: segment.stamp(1)):
+        for call in (
+            segment.poll,
+            segment.beat,
+            segment.status,
+            lambda: segment.write_heartbeat(1),
+        ):
             with pytest.raises(SegmentError, match=f"short.seg was cut short: {size} of"):
                 call()
     else:
@@ -125,8 +130,8 @@ def test_a_file_that_was_cut_and_grew_again_is_noticed(tmp_path, sample):
 def test_a_half_written_document_leaves_the_one_before_in_force(writer, segment):
     writer.announce(["a"])
     writer.announce(["a", "b"])
-    writer.status({"n": 1})
-    writer.status({"n": 2})
+    writer.write_status({"n": 1})
+    writer.write_status({"n": 2})
     segment.poll()
     assert segment.status() == {"n": 2}
     poke(writer.path, (wire.NAMES_AT + 20, b"\xff"), (wire.STATUS_AT + 20, b"\xff"))
@@ -304,7 +309,7 @@ def test_every_kind_that_the_supervisor_reads_passes_without_its_detail(writer, 
 
 
 def test_a_status_that_nobody_could_write_down_is_not_taken(writer, segment):
-    writer.status({"n": 1})
+    writer.write_status({"n": 1})
     assert segment.status() == {"n": 1}
     deep = b'{"a":' * 300 + b"1" + b"}" * 300
     status = (wire.STATUS_AT, wire.pack_letter(2, deep))

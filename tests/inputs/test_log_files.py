@@ -42,7 +42,7 @@ def test_what_is_new_is_found_once_and_fit_for_a_screen(logs, tmp_path):
     os.mkfifo(tmp_path / "pipe.log")  # what is no regular file is left alone
     (tmp_path / "folder.log").mkdir()
     write(log, f"old {OOM}\n")
-    logs.launched()
+    logs.on_launch()
     assert found(logs) == []
     write(log, f"step 1\n\x1b[31mrank 0: {OOM}\x1b[0m\x07\r\nstep 2\nloss: n")
     assert found(logs) == [("cuda-oom", f"rank 0: {OOM}")]
@@ -57,7 +57,7 @@ def test_what_is_new_is_found_once_and_fit_for_a_screen(logs, tmp_path):
 def test_a_rotated_file_is_read_to_its_end_and_a_shortened_one_again(logs, tmp_path):
     log = tmp_path / "train.log"
     write(log, "start\n")
-    logs.launched()
+    logs.on_launch()
     write(log, "OSError: [Errno 28] No space left on device\n")
     log.rename(tmp_path / "train.log.1")
     write(log, "a new file\n")
@@ -77,7 +77,7 @@ def test_a_rotated_file_is_read_to_its_end_and_a_shortened_one_again(logs, tmp_p
     ],
 )
 def test_an_innocent_line_is_none(logs, tmp_path, line):
-    logs.launched()
+    logs.on_launch()
     write(tmp_path / "train.log", f"{line}\n")
     assert found(logs) == []
 
@@ -97,7 +97,7 @@ def test_lines_of_public_reports_have_the_class_that_people_gave_them():
 
 def test_a_class_is_reported_a_few_times_and_a_flood_is_bounded(logs, tmp_path):
     log = tmp_path / "train.log"
-    logs.launched()
+    logs.on_launch()
     line = f"{'step 17 loss 2.3 ' * 6}\n"
     write(log, line * 20_000 + f"{OOM}\n" * 9)
     assert [cls for cls, _ in found(logs, last=True)] == ["cuda-oom"] * 3

@@ -39,11 +39,11 @@ TRAINER = """
             if len(names) < 60:
                 names.append(f"late{step}")
                 writer.announce(names)
-            writer.status({"step": step, "again": step, "pad": "x" * (step % 3000)})
+            writer.write_status({"step": step, "again": step, "pad": "x" * (step % 3000)})
             mailbox.notice("note", f"step {step}", step, {"again": step})
             writer.last_words(step, f"step {step}")
         writer.publish(step, 0, [float(step)] * len(names), step + 1)
-        writer.beat((step + 1) * 8, 1)
+        writer.write_heartbeat((step + 1) * 8, 1)
 """
 
 
@@ -116,8 +116,8 @@ def test_late_names_are_announced_before_the_frame_that_needs_them(writer, segme
 
 def test_heartbeat_lease_and_stamp_cross(writer, segment):
     started = segment.beat()
-    writer.beat(8_000_000, wire.PHASES.index("checkpoint"))
-    segment.stamp(123)
+    writer.write_heartbeat(8_000_000, wire.PHASES.index("checkpoint"))
+    segment.write_heartbeat(123)
     segment.lease((1 << 63) + 5)
 
     assert (started.rank, started.phase) == (2, "startup")
@@ -138,8 +138,8 @@ def test_a_torn_lease_is_the_one_before(writer, segment):
 def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
     writer.announce(["a", "b", "c"])
     publish(writer, *range(9))
-    writer.status({"tier": "T1"})
-    Mailbox(writer).notice("note", "hello", 3)
+    writer.write_status({"tier": "T1"})
+    Mailbox(writer).send_notice("note", "hello", 3)
     writer.last_words(0, "done")
     before = Path(writer.path).read_bytes()
     readers = [Segment.open(writer.path, lambda: 77) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_after_close_there_is_one_clear_error(segment):
         with pytest.raises(SegmentError, match="cannot be read"):
             call()
     with pytest.raises(SegmentError, match="cannot be"):
-        segment.stamp(1)
+        segment.write_heartbeat(1)
 
 
 def test_a_live_overrun_is_counted_exactly(trainer):

@@ -46,7 +46,7 @@ def test_nothing_there_yet_is_nothing_new(tmp_path):
 def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
     first = rank(1, 1.5)
     assert steps(segments.poll()) == [(1, 1.5)]
-    segments.keep_signals(7)
+    segments.defer_job_signals(7)
     assert first.keep_until_ns() == 7
     rank(0, 0.5, 0.75)
     assert steps(segments.poll()) == [(0, 0.5), (0, 0.75)]
@@ -209,18 +209,21 @@ def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
 
 
 def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
-    segment.stamp(5)
+    segment.write_heartbeat(5)
     segment.lease(6)
-    assert (writer.tight_until_ns(), writer.spare_before(0)) == (0, 0)
+    assert (writer.tight_until_ns(), writer.savepoint_retention_bound(0)) == (0, 0)
     segment.sample_densely(7)
-    segment.retain_before(80, 1000)
-    assert (writer.spare_before(999), writer.spare_before(1000)) == (80, 0)
+    segment.retain_savepoint_before(80, 1000)
+    assert (writer.savepoint_retention_bound(999), writer.savepoint_retention_bound(1000)) == (
+        80,
+        0,
+    )
     assert writer.commands_head() == 0
     segment.send("key", "pause", {})
     words = (writer.commands_head(), writer.lease_until_ns(), writer.tight_until_ns())
-    assert (*words, writer.spare_before(999)) == (1, 6, 7, 80)
-    segment.retain_before(0, 2000)
-    assert writer.spare_before(999) == 0
+    assert (*words, writer.savepoint_retention_bound(999)) == (1, 6, 7, 80)
+    segment.retain_savepoint_before(0, 2000)
+    assert writer.savepoint_retention_bound(999) == 0
 
 
 def test_denser_samples_are_told_when_they_begin_and_end_and_renewed_meanwhile(tmp_path):
@@ -243,9 +246,9 @@ def test_a_savepoint_to_be_retained_is_written_at_once_and_again_once_a_second(t
         raise SegmentError("it is short")
 
     ways = enumerate((broken, lambda *wish: wishes.append(wish)))
-    segments.ranks = {n: SimpleNamespace(retain_before=way) for n, way in ways}
+    segments.ranks = {n: SimpleNamespace(retain_savepoint_before=way) for n, way in ways}
     for step, at_s in ((0, 0), (80, 1), (80, 1.9), (70, 2), (70, 3), (0, 3.1), (0, 9)):
-        segments.retain_before(step, int(at_s * SECOND))
+        segments.retain_savepoint_before(step, int(at_s * SECOND))
 
     written = ((80, 1), (70, 2), (70, 3), (0, 3.1))
     assert wishes == [(step, int((at_s + 300) * SECOND)) for step, at_s in written]
@@ -261,7 +264,7 @@ def reader(shm, tmp_path):
     def read(*journal):
         taken = ReadCursor()
         for event in journal:
-            taken.take(event)
+            taken.advance_past(event)
         opened.append(Segments(shm, tmp_path / "probe", lambda: 77, taken))
         return opened[-1], opened[-1].poll()
 
@@ -287,12 +290,12 @@ def test_the_first_reader_may_die_after_any_event(rank, reader):
     writer = rank()
     mailbox = Mailbox(writer)
     publish(writer, 0, 1)
-    mailbox.notice("note", "first", 1)
-    mailbox.notice("note", "second", 1)
+    mailbox.send_notice("note", "first", 1)
+    mailbox.send_notice("note", "second", 1)
     _, seen = reader()
     assert [type(event) for event in seen] == [Announced, Frame, Frame, Notice, Notice]
     publish(writer, 2)
-    mailbox.notice("note", "third", 2)
+    mailbox.send_notice("note", "third", 2)
     for known in range(6):
         _, rest = reader(*seen[:known])
 
@@ -318,9 +321,9 @@ def test_a_notice_from_within_a_gap_stands_before_it(rank, reader):
     writer = rank()
     mailbox = Mailbox(writer)
     publish(writer, 0, 1)
-    mailbox.notice("note", "early", 1)
+    mailbox.send_notice("note", "early", 1)
     publish(writer, *range(2, 20))
-    mailbox.notice("note", "late", 19)
+    mailbox.send_notice("note", "late", 19)
     _, seen = reader()
 
     assert [type(event) for event in seen] == [Announced, Notice, Gap, *[Frame] * 8, Notice]
@@ -334,7 +337,7 @@ def test_an_answer_is_read_again_and_notices_around_it_are_not(rank, reader):
     first.ranks[0].send("inc-1/0-pause", "pause", {})
     (command,) = mailbox.poll()
     mailbox.ack(command, 5, True, {"paused_step": 5})
-    mailbox.notice("note", "paused", 5)
+    mailbox.send_notice("note", "paused", 5)
     seen = first.poll()
     assert notices(seen) == ["paused"]
 
@@ -347,10 +350,10 @@ def test_an_answer_is_read_again_and_notices_around_it_are_not(rank, reader):
 def test_letters_lost_meanwhile_are_told_once(rank, reader):
     writer = rank()
     mailbox = Mailbox(writer)
-    mailbox.notice("note", "heard", 0)
+    mailbox.send_notice("note", "heard", 0)
     _, seen = reader()
     for number in range(wire.LETTER_SLOTS + 3):
-        mailbox.notice("note", f"later {number}", 0)
+        mailbox.send_notice("note", f"later {number}", 0)
 
     second, rest = reader(*seen)
     assert "3 letters from the probe of rank 0 were lost or unreadable" in notices(rest)

@@ -88,12 +88,12 @@ def died(make_folder, launch, tmp_path):
         folder, counter = make_folder(), tmp_path / "memory.events"
         counter.write_text("oom 0\noom_kill 4\n")
         records = records_in(folder / "probe", counter=counter)
-        records.launched()
+        records.on_launch()
         launch(script, folder=folder, code=code, environ=environ)
         if kernel:
             counter.write_text("oom 1\noom_kill 5\n")
         (pid,) = (int(path.name.split(".")[1]) for path in (folder / "probe").glob("boot.*"))
-        return outcome(records.ended(pid, code, time.monotonic_ns(), {}), tmp_path, code)
+        return outcome(records.on_exit(pid, code, time.monotonic_ns(), {}), tmp_path, code)
 
     return run
 
@@ -141,21 +141,21 @@ def test_a_record_is_taken_once_and_nothing_in_it_is_trusted(records, tmp_path):
     texts = [json.dumps(good), "[]", "{", json.dumps({"ranks": [None, {"code": "x"}]}), "\0" * 99]
     for number, text in enumerate(texts):
         (tmp_path / f"failure.7.{number}.json").write_text(text)
-    first, second = records.ended(1, 0, 1, {}), records.ended(1, 0, 1, {})
+    first, second = records.on_exit(1, 0, 1, {}), records.on_exit(1, 0, 1, {})
     again = records_in(tmp_path, [notice.data["record"] for notice in first])
 
     assert [notice.message for notice in first] == ["E: [31mred", ""]
-    assert (second, again.ended(1, 0, 1, {})) == ([], [])
+    assert (second, again.on_exit(1, 0, 1, {})) == ([], [])
 
 
 def test_the_last_message_of_a_rank_stands_in_for_a_record(records):
     ends = {4242: (1, 1, "OSError: [Errno 28] No space left on device (train.py:41)")}
-    (notice,) = records.ended(4242, 1, 1, ends)
+    (notice,) = records.on_exit(4242, 1, 1, ends)
 
     assert notice.message == "OSError: [Errno 28] No space left on device at train.py:41 (rank 1)"
     assert notice.data["cls"] == "disk-full"
 
-    (notice,) = records.ended(1, -2, 1, {4243: (0, -2, "KeyboardInterrupt (train.py:41)")})
+    (notice,) = records.on_exit(1, -2, 1, {4243: (0, -2, "KeyboardInterrupt (train.py:41)")})
     assert notice.message == "KeyboardInterrupt at train.py:41"
 
 
@@ -208,13 +208,13 @@ def test_a_full_disk_that_torch_hides_is_named(monkeypatch, bytes_, text):
 
 def test_a_signal_that_a_shell_reports_is_one(records):
     """Of the rank that recorded no end; a code of the job's own is none, nor is one above 192."""
-    (notice,) = records.ended(77, 137, 1, {4242: (0, None, ""), 4243: (1, 0, "")})
+    (notice,) = records.on_exit(77, 137, 1, {4242: (0, None, ""), 4243: (1, 0, "")})
     found = (notice.data["type"], notice.data["pid"], notice.data["cls"])
     assert found == ("SIGKILL", 4242, "killed")
     assert notice.message == "SIGKILL (rank 0)"
-    assert [records.ended(77, code, 1, {}) for code in (130, 143, 255, 3)] == [[], [], [], []]
-    records.launched()
-    (notice,) = records.ended(78, 139, 1, {})
+    assert [records.on_exit(77, code, 1, {}) for code in (130, 143, 255, 3)] == [[], [], [], []]
+    records.on_launch()
+    (notice,) = records.on_exit(78, 139, 1, {})
     assert notice.message == "SIGSEGV"
 
 
@@ -224,7 +224,7 @@ def test_a_rank_that_crashed_is_shown_with_its_place(records, tmp_path):
     (tmp_path / "failure.7.1.json").write_text(json.dumps(record))
     dump = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):"
     (tmp_path / "boot.4243").write_text(f'{dump}\n  File "train.py", line 7 in step\n')
-    texts = [notice.message for notice in records.ended(7, 1, 1, {})]
+    texts = [notice.message for notice in records.on_exit(7, 1, 1, {})]
 
     assert texts == ["ChildFailedError", "SIGSEGV at train.py:7 (rank 1)"]
 
@@ -281,11 +281,11 @@ def test_only_what_grew_since_the_launch_counts(tmp_path):
     counters = OomCounters(group, kernel)
     group.write_text("low 0\noom_kill 8\n")
     counters.start()
-    assert counters.killed() == ""
+    assert counters.describe_kills() == ""
     kernel.write_text("oom_kill 10\n")
-    assert counters.killed().endswith("ended 1 process of this machine")
+    assert counters.describe_kills().endswith("ended 1 process of this machine")
     group.write_text("oom_kill 10\n")
-    assert counters.killed().endswith("ended 2 processes of this cgroup")
+    assert counters.describe_kills().endswith("ended 2 processes of this cgroup")
     group.write_text("oom_kill x\n")
     kernel.unlink()
-    assert counters.killed() == ""
+    assert counters.describe_kills() == ""

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from supervise.core.model import Beat, Payload
-from supervise.runtime import Control, Lease, Process, ReadCursor, Segments
+from supervise.runtime import Control, PauseLease, Process, ReadCursor, Segments
 from supervise_probe.ipc import fences
 from tests.support.waiting import wait_until
 
@@ -183,7 +183,7 @@ def looping():
         while not ended.is_set():
             control.process.poll()
             poll()
-            control.pump(time.monotonic_ns(), **observed)
+            control.run_pending_work(time.monotonic_ns(), **observed)
             time.sleep(0.002)
 
     def begin(control, poll=lambda: None, **observed):
@@ -208,7 +208,7 @@ def control_of(start):
     def make(*ranks, argv=("sleep", "60"), relaunch=None, held=None, **options):
         make.ranks = {rank.rank: rank for rank in ranks}
         segments = SimpleNamespace(
-            ranks=make.ranks, directory=Path("nowhere"), keep_signals=lambda until_ns: None
+            ranks=make.ranks, directory=Path("nowhere"), defer_job_signals=lambda until_ns: None
         )
         collect, restart = edges()
         return Control(start(*argv), segments, collect, relaunch or restart, held, **options)
@@ -241,7 +241,7 @@ class Gang:
     def _supervise(self, taken=None):
         """Begin to supervise, behind what another supervisor has taken."""
         segments = Segments(self.shm, self._marks, time.monotonic_ns, taken)
-        control = Control(self._process, segments, *edges(), self._held, Lease(0.4))
+        control = Control(self._process, segments, *edges(), self._held, PauseLease(0.4))
         if taken is not None:
             segments.poll()
             control.resume(None, None)
@@ -249,11 +249,11 @@ class Gang:
 
         def poll():
             for event in segments.poll():
-                cursor.take(event)
+                cursor.advance_past(event)
             control.file_acks()
             for _ in range(2 if self.burst_s else 0):
                 time.sleep(self.burst_s / 2)
-                control.send_letters("")
+                control.send_commands("")
 
         return self._looping(control, poll), segments
 

@@ -10,7 +10,7 @@ import pytest
 from supervise.actions import CheckWeights
 from supervise.core.model import Payload
 from supervise.errors import ActionError, SegmentError
-from supervise.runtime import Lease
+from supervise.runtime import PauseLease
 from tests.support.waiting import wait_until
 
 from .conftest import FakeRank
@@ -103,13 +103,13 @@ def test_an_answer_that_comes_too_late_is_told(controlled):
     control = controlled(rank)
     with pytest.raises(ActionError, match=r"no answer within .* from rank 0"):
         command(control, "lr_scale", deadline_s=0.05)
-    assert control.late() == []
+    assert control.late_answers() == []
 
     rank.answer["lr_scale"] = lambda args: {"lr_scale": args["value"]}
     rank.send("k", "lr_scale", LR)
 
-    assert wait_until(control.late) == ["lr_scale by rank 0 after its deadline was done"]
-    assert control.late() == []
+    assert wait_until(control.late_answers) == ["lr_scale by rank 0 after its deadline was done"]
+    assert control.late_answers() == []
 
 
 def test_the_end_of_the_job_ends_the_wait(controlled):
@@ -138,7 +138,7 @@ def test_an_order_that_a_stuck_main_loop_did_not_send_is_never_sent(control_of):
 
     with pytest.raises(ActionError, match="x was not sent: the main loop is busy"):
         command(control, deadline_s=0.05)
-    control.pump(time.monotonic_ns())
+    control.run_pending_work(time.monotonic_ns())
 
     assert rank.letters == []
 
@@ -148,9 +148,9 @@ def test_an_order_does_not_wait_for_the_events_of_a_round(control_of):
     control = control_of(rank := FakeRank())
 
     control.ask("x", {}, key="k")
-    control.send_letters(withdrawn="")
+    control.send_commands(withdrawal_reason="")
     too_late = control.ask("y", {}, key="l")
-    control.send_letters(withdrawn="the pause has ended")
+    control.send_commands(withdrawal_reason="the pause has ended")
 
     assert rank.letters == [("k", "x", {})]
     assert too_late.refusal == "the pause has ended"
@@ -160,7 +160,7 @@ def test_an_order_does_not_wait_for_the_events_of_a_round(control_of):
 def paused(controlled):
     def build(total_s=60.0):
         rank = FakeRank(answer={"pause": lambda _: {"paused_step": 7}, "resume": lambda _: "no"})
-        control = controlled(rank, lease=Lease(0.06))
+        control = controlled(rank, lease=PauseLease(0.06))
         command(control, "pause", {"lease_s": total_s}, key="p")
         return control, rank
 
@@ -199,7 +199,7 @@ def test_no_renewal_of_a_pause_reaches_beyond_its_time_in_all(paused):
 
 
 def test_a_supervisor_that_hangs_holds_no_job(control_of):
-    control = control_of(rank := FakeRank(), lease=Lease(0.06, patience_s=0.3))
+    control = control_of(rank := FakeRank(), lease=PauseLease(0.06, patience_s=0.3))
     control.resume(time.monotonic_ns() + 10**12, None)
     latest_ns = time.monotonic_ns() + int(0.36e9)
     wait_until(lambda: rank.leases)
@@ -207,7 +207,7 @@ def test_a_supervisor_that_hangs_holds_no_job(control_of):
     time.sleep(0.6)
 
     assert max(rank.leases) <= latest_ns
-    control.pump(time.monotonic_ns())
+    control.run_pending_work(time.monotonic_ns())
     wait_until(lambda: max(rank.leases) > latest_ns)
 
 

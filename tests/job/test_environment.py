@@ -10,7 +10,7 @@ import pytest
 
 from supervise.runtime import (
     child_environment,
-    explain_shortage,
+    explain_ulimit_shortage,
     forecast_tier,
     lock_run_directory,
     make_environment,
@@ -53,9 +53,9 @@ def test_too_few_files_are_named_before_a_run_begins():
     used = sum(Path(f"/proc/self/fd/{fd}").exists() for fd in range(12))
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 11, limits[1]))
-        short = explain_shortage()
+        short = explain_ulimit_shortage()
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, limits[1]))
-        enough = explain_shortage()
+        enough = explain_ulimit_shortage()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -65,11 +65,11 @@ def test_too_few_files_are_named_before_a_run_begins():
 
 LIMITED = """
 import resource, sys
-from supervise.runtime import explain_shortage
-explain_shortage()  # with what it imports
+from supervise.runtime import explain_ulimit_shortage
+explain_ulimit_shortage()  # with what it imports
 hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), hard))
-print(explain_shortage())
+print(explain_ulimit_shortage())
 """
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from supervise.core.model import Beat
-from supervise.runtime import Looks, Phases, watch_movement
+from supervise.runtime import Looks, Phases, explain_movement
 from tests.support.waiting import wait_until
 
 from .conftest import FakeRank
@@ -32,7 +32,7 @@ def moving(controlled, tmp_path):
         rank.pid = control.process.pid
         wait_until((tmp_path / "up").exists, "its start")
         time.sleep(0.1)
-        return watch_movement(control, 0.6)
+        return explain_movement(control, 0.6)
 
     return make
 
@@ -66,7 +66,7 @@ class Starting:
 
     def look(self, at_s=0, phase="startup", dead=()):
         ranks = [(self.process.pid, Beat(0, 0, phase))]
-        (beat,), notices = self.phases.judge(ranks, int(at_s * SECOND), dead)
+        (beat,), notices = self.phases.adjust_beats(ranks, int(at_s * SECOND), dead)
         return beat.phase, notices
 
     def settled(self, look):
@@ -97,7 +97,7 @@ def test_a_start_up_that_reads_is_loading_and_reported_as_long(starting):
 def test_a_job_that_only_its_device_works_for_is_at_work(starting, share):
     """Before its first step there is no rank yet, and so no beat to ask for."""
     job = starting(SLEEPS, share=share)
-    assert job.settled(job.phases.is_working) is bool(share)
+    assert job.settled(job.phases.is_using_resources) is bool(share)
 
 
 def test_a_start_up_that_sleeps_is_judged_by_its_limit(starting):
@@ -117,7 +117,7 @@ def test_a_dead_rank_is_told_whatever_the_others_do(starting):
     job = starting(READS)
     ranks = [(job.process.pid, Beat(rank, 0, "step")) for rank in (0, 1)]
 
-    beats = [job.phases.judge(ranks, at * SECOND, {1})[0] for at in range(3)]
+    beats = [job.phases.adjust_beats(ranks, at * SECOND, {1})[0] for at in range(3)]
 
     assert [[beat.phase for beat in each] for each in beats] == [["step", "dead"]] * 3
 

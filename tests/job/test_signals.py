@@ -127,7 +127,7 @@ def test_signals_that_come_faster_than_they_are_passed_on_do_not_nest(forwarder)
     signal.raise_signal(signal.SIGUSR1)
 
     assert passed == [signal.SIGUSR1] * count
-    assert forwarder.waiting == count
+    assert forwarder.notices_waiting == count
 
 
 def test_a_burst_kills_once(forwarder):
@@ -146,7 +146,7 @@ def test_a_burst_kills_once(forwarder):
         signal.raise_signal(signal.SIGTERM)
 
     assert kills == [signal.SIGKILL]
-    assert forwarder.waiting == 203  # none is lost
+    assert forwarder.notices_waiting == 203  # none is lost
 
 
 def test_what_comes_between_two_processes_is_kept_for_the_second(forwarder, start):
@@ -175,15 +175,15 @@ def holding(forwarder, start):
 @pytest.mark.parametrize(
     ("grace_s", "release"),
     [
-        (0.05, lambda held: (time.sleep(0.06), held.pass_on_overdue())),
-        (60.0, lambda held: held.settle()),
+        (0.05, lambda held: (time.sleep(0.06), held.forward_overdue())),
+        (60.0, lambda held: held.settle_request()),
         (60.0, lambda _: os.kill(os.getpid(), signal.SIGTERM)),
     ],
     ids=["after-its-grace", "after-the-checkpoint", "with-a-second"],
 )
 def test_a_held_signal_reaches_the_job(forwarder, holding, monkeypatch, grace_s, release):
     monkeypatch.setattr("supervise.core.model.preemption.ECHO_S", 0.0)
-    forwarder.offer(grace_s, 5.0)
+    forwarder.hold_signals_for(grace_s, 5.0)
     os.kill(os.getpid(), signal.SIGTERM)
     assert forwarder.take_notices()[-1].data["held"]
     assert holding.wait(0.0) is None
@@ -196,20 +196,23 @@ def test_a_held_signal_reaches_the_job(forwarder, holding, monkeypatch, grace_s,
 def test_a_signal_to_all_processes_counts_once(forwarder, holding, first):
     kept = []
     forwarder.keep = kept.append
-    forwarder.offer(60.0, 5.0)
+    forwarder.hold_signals_for(60.0, 5.0)
     assert kept == [0]  # of a process below the first
-    forwarder.offer(60.0, 5.0, ["SIGTERM"])
+    forwarder.hold_signals_for(60.0, 5.0, ["SIGTERM"])
     assert time.monotonic_ns() < kept[-1] < time.monotonic_ns() + 5_000_000_000
-    ways = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: forwarder.on_retained("SIGTERM")]
+    ways = [
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+        lambda: forwarder.on_signal_kept_by_probe("SIGTERM"),
+    ]
     for way in ways if first == "the supervisor" else ways[::-1]:
         way()
     os.kill(os.getpid(), signal.SIGTERM)
     (notice,) = forwarder.take_notices()
     assert notice.data["held"] and holding.wait(0.0) is None
-    forwarder.settle()
+    forwarder.settle_request()
 
     assert holding.wait(60.0) == -signal.SIGTERM and kept[-1] == 0
-    forwarder.offer(60.0, 5.0, ["SIGTERM"])
+    forwarder.hold_signals_for(60.0, 5.0, ["SIGTERM"])
     assert kept[-1] == 0
 
 
@@ -220,7 +223,7 @@ def test_what_the_job_handles_does_not_wait_even_behind_one_that_does(forwarder,
     forwarder.attach(process)
     wait_until(lambda: not is_handled(process.pid, signal.SIGUSR2))  # behind its exec
     wait_until(lambda: is_handled(process.pid, signal.SIGUSR1))
-    forwarder.offer(60.0, 60.0)
+    forwarder.hold_signals_for(60.0, 60.0)
     os.kill(os.getpid(), signal.SIGUSR2)
     assert forwarder.take_notices()[-1].data["held"]
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -265,6 +268,6 @@ def test_signals_and_stopped_children_wake_the_main_thread(forwarder, start, how
     target = process.pid if how == signal.SIGSTOP else os.getpid()
     began_s = time.monotonic()
     threading.Timer(0.1, lambda: os.kill(target, how)).start()
-    while not (process.poll() or process.stopped or forwarder.waiting):
+    while not (process.poll() or process.stopped or forwarder.notices_waiting):
         assert forwarder.wakeup.wait(60.0, process)
     assert time.monotonic() - began_s < 30.0

@@ -44,7 +44,7 @@ class Monitor:
         for _ in range(int(seconds)):
             self.now_s += 1.0
             self.progress_s = self.now_s if progress else self.progress_s
-            self.ping.look()
+            self.ping.ping_if_due()
         return self.pings[before:]
 
 

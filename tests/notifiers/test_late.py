@@ -71,7 +71,7 @@ def deliver(environ) -> tuple[list[str], list[str]]:
     lines: list[str] = []
     recorded: list[str] = []
     courier = Courier(environ, lambda late: recorded.append(late.state), lines.append)
-    courier.deliver()
+    courier.deliver_pending()
     return lines, recorded
 
 
@@ -211,7 +211,7 @@ def test_a_run_sends_at_the_rate_of_the_channel_and_stops_when_told(hook, enviro
     ended(*[f"page {number}" for number in range(22)])
     stopped = Courier(environ, lambda late: pytest.fail(late.text), pytest.fail)
     stopped.stop()
-    stopped.deliver()
+    stopped.deliver_pending()
 
     lines, recorded = deliver(environ)
 

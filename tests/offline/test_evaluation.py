@@ -26,8 +26,8 @@ from supervise.checkpoints import (
     Evaluation,
     Register,
     VerifierProcess,
-    ends_with_job,
     evaluate_checkpoint,
+    has_group_oom_kill,
     stamp_files,
 )
 from supervise.cli import invoke
@@ -935,6 +935,6 @@ def test_a_cgroup_that_ends_as_a_whole_is_seen_from_below(where, tmp_path):
     (tmp_path / "pod" / "container").mkdir(parents=True)
     membership = tmp_path / "cgroup"
     membership.write_text("4:memory:/other\n0::/pod/container\n")
-    assert not ends_with_job(membership, tmp_path)
+    assert not has_group_oom_kill(membership, tmp_path)
     (tmp_path / where / "memory.oom.group").write_text("1\n")
-    assert ends_with_job(membership, tmp_path)
+    assert has_group_oom_kill(membership, tmp_path)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supervise.checkpoints import below, harness_request
+from supervise.checkpoints import harness_request, resolve_evaluate_paths
 from supervise.core.model import Evaluate, Tasks, Toxicity
 
 torch = pytest.importorskip("torch")
@@ -284,12 +284,12 @@ ANSWERS = {
 def test_the_shipped_benchmarks_have_one_right_answer_each_and_none_that_is_guessed(name, tmp_path):
     """And are where a policy says `micro`, unless there is a folder of this name."""
     settings = Evaluate(tasks=Tasks("micro", (name,)))
-    folder = Path(below(settings, tmp_path).tasks.include)
+    folder = Path(resolve_evaluate_paths(settings, tmp_path).tasks.include)
     rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     task = (folder / f"{name}.yaml").read_text()
     (tmp_path / "micro").mkdir()
 
-    assert below(settings, tmp_path).tasks.include == str(tmp_path / "micro")
+    assert resolve_evaluate_paths(settings, tmp_path).tasks.include == str(tmp_path / "micro")
     assert task == TASK.lstrip().format(name=name)
     assert len({row["question"] for row in rows}) == len(rows) == 50
     for row in rows:

@@ -26,8 +26,8 @@ def collect(tmp_path):
         collector = IdentityCollector(["python", *argv], tmp_path, manifest, nvml, driver_s=0.5)
         collector.start()
         if pid is not None:
-            collector.loaded(pid)
-        collector.ended(30.0)
+            collector.on_first_step(pid)
+        collector.finish_reading(30.0)
         found = collector.poll()
         assert found is not None and collector.poll() is None
         assert collector.code() == replace(found.code, files=found.files)

@@ -35,7 +35,7 @@ def fed(losses, *, argv=(), attempt=0, first=0, rank=0, into=None):
     progress = into or TrainingProgress(argv)
     for step, loss in enumerate(losses, first):
         values = (loss, 1000.0)
-        progress.take(NAMES, Frame(step * SECOND // 4, rank, attempt, step, values))
+        progress.add_frame(NAMES, Frame(step * SECOND // 4, rank, attempt, step, values))
     return progress
 
 
@@ -61,7 +61,7 @@ def test_a_pause_is_not_counted_as_speed():
     progress = TrainingProgress(["--steps", "300"])
     for step in (*range(40), *range(50, 100)):
         at_ns = step * SECOND // 4 + (step >= 60) * 100 * SECOND
-        progress.take(NAMES, Frame(at_ns, 0, 0, step, (2.0, 1000.0)))
+        progress.add_frame(NAMES, Frame(at_ns, 0, 0, step, (2.0, 1000.0)))
 
     training = progress.status(None, now_ns=125 * SECOND)
 
@@ -97,7 +97,7 @@ def test_metrics_of_all_ranks_come_before_those_of_one_and_one_makes_the_curve()
     def after(names, *rows):
         progress = TrainingProgress()
         for step, values in enumerate(rows):
-            progress.take(names, Frame(step * SECOND, 0, 0, step, values))
+            progress.add_frame(names, Frame(step * SECOND, 0, 0, step, values))
         return progress.status(None, SECOND)
 
     names = ("tokens_per_update", "job_tokens", "train_loss", "job_loss")
@@ -190,9 +190,9 @@ def outcome_of(severity="SEV0", slow_step=None, **closed):
     record = {"incident": "inc-1", "severity": severity, "step": 9, "reason": "loss 9"}
     asked = {"what": "withdrawn", "id": "ask-1"}
     began = {"what": "opened", "slow_step": slow_step, "breach_step": 500}
-    outcome.take(record | {"kind": "incident", "data": began})
-    outcome.take(record | {"kind": "approval", "data": asked})
-    outcome.take(record | {"kind": "incident", "data": {"what": "closed", **closed}})
+    outcome.add_record(record | {"kind": "incident", "data": began})
+    outcome.add_record(record | {"kind": "approval", "data": asked})
+    outcome.add_record(record | {"kind": "incident", "data": {"what": "closed", **closed}})
     return outcome
 
 
@@ -247,7 +247,7 @@ ADVISORY = incident("opened", 0, 152, "SEV2", breach_step=150)
 def test_what_an_incident_made_suspect_is_not_offered_to_go_back_to(records, saved, good):
     outcome = RunOutcome()
     for record in records:
-        outcome.take(record)
+        outcome.add_record(record)
     checkpoints = [
         Entry(f"ckpt-{i}", f"/c/{i}", step, attempt, state="verified")
         for i, (attempt, step) in enumerate(saved, 1)
@@ -425,7 +425,7 @@ def test_an_ordered_end_says_who_ordered_it_how_the_job_ended_and_what_came_back
     ]
     story = RunOutcome()
     for record in records:
-        story.take(record)
+        story.add_record(record)
     life = Life(job="ended", over=True, exit_code=130, signal="SIGINT")
     ending = judge_ending(life, status_of(ended_by={"text": "KeyboardInterrupt"}), story)
 

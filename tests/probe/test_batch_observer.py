@@ -21,10 +21,10 @@ class OnDevice:
 
 
 def forward_without_backward(observer, losses):
-    observer.inputs((), {})
+    observer.add_inputs((), {})
     for _ in range(losses):
         node = SimpleNamespace(metadata={})
-        observer.targets(None, -100, SimpleNamespace(grad_fn=node), "mean", None)
+        observer.add_targets(None, -100, SimpleNamespace(grad_fn=node), "mean", None)
 
 
 def test_losses_on_several_devices_raise_nothing_in_the_job():
@@ -32,11 +32,12 @@ def test_losses_on_several_devices_raise_nothing_in_the_job():
     looks, off = [], []
     guard = Guard(lambda part, reason: off.append((part.name, reason)))
     batch = SimpleNamespace(
-        inputs=SimpleNamespace(without_graph=lambda value: value),
-        saw=lambda values: looks.append(values),
+        inputs=SimpleNamespace(detached_tensors=lambda value: value),
+        hash_model_input=lambda values: looks.append(values),
     )
     tokens = SimpleNamespace(
-        scalars=SimpleNamespace(value=lambda result: OnDevice()), saw_targets=lambda targets: None
+        scalars=SimpleNamespace(value=lambda result: OnDevice()),
+        add_loss_calls=lambda targets: None,
     )
     discards = SimpleNamespace(losses=lambda values: None, goes_on=lambda: None)
     observer = BatchObserver(guard, batch, tokens, None, None, discards)
@@ -50,10 +51,12 @@ def test_an_input_that_cannot_be_looked_at_raises_nothing_in_the_job():
     def refuse(value):
         raise RuntimeError("no such tensor")
 
-    batch = SimpleNamespace(inputs=SimpleNamespace(without_graph=refuse), saw=lambda values: None)
+    batch = SimpleNamespace(
+        inputs=SimpleNamespace(detached_tensors=refuse), hash_model_input=lambda values: None
+    )
     tokens = SimpleNamespace(scalars=SimpleNamespace(value=None))
     observer = BatchObserver(Guard(lambda *_: None), batch, tokens, None, None, None)
-    observer.inputs((1,), {"mask": UserDict()})
+    observer.add_inputs((1,), {"mask": UserDict()})
     assert observer.went_in
 
 
@@ -94,7 +97,7 @@ def test_a_copy_of_inputs_is_as_large_as_what_is_looked_at(values, most):
         Tensor=FakeTensor, strided="int64", bool="bool", int64="int64", int32="int32"
     )
     inputs = Inputs(torch)
-    copied = inputs.without_graph(values)
+    copied = inputs.detached_tensors(values)
     assert count(copied) <= most
     assert inputs.find(copied) == inputs.find(values)
-    assert list(inputs.every(copied)) == list(inputs.every(values))
+    assert list(inputs.iterate_tensors(copied)) == list(inputs.iterate_tensors(values))

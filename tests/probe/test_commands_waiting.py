@@ -77,8 +77,8 @@ def make_step(rank, *, fence=""):
     rank.commands.run()
     if fence:
         other.join()
-    rank.guard.judge(1000)
-    rank.guard.turn()
+    rank.guard.judge_costs(1000)
+    rank.guard.finish_step_timing()
 
 
 def test_waiting_at_fences_does_not_switch_commands_off(rank):

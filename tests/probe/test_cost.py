@@ -25,7 +25,7 @@ def test_the_interval_follows_the_median_cost(least, most, first, costs_us, ever
     found = []
     for cost_us in costs_us:
         for number in range(SAMPLES):  # one outlier of five decides nothing
-            pace.weigh(10**9 if number == 2 else cost_us * 1000, step_ns=20_000_000)
+            pace.adjust_interval(10**9 if number == 2 else cost_us * 1000, step_ns=20_000_000)
         found.append(pace.every)
     assert tuple(found) == every
 
@@ -67,7 +67,7 @@ def test_a_set_is_stretched_only_where_all_of_them_cost_more_than_they_may(
     attention.cost_ns, attention.every, attention.samples = attention_us * 1000, every, 2
     gradients.cost_ns, gradients.samples = gradients_us * 1000, 2
     sets.by_name["weights"].samples, sets.by_name["weights"].off = 5, "off: too dear"
-    assert sets.affordable(attention, step_ns=10_000_000) == affordable
+    assert sets.affordable_interval(attention, step_ns=10_000_000) == affordable
 
 
 def sampled(cost_ms, tight_from, steps=2000, step_ms=13):
@@ -86,7 +86,7 @@ def sampled(cost_ms, tight_from, steps=2000, step_ms=13):
     )
     taken = []
     for step in range(steps):
-        schedule.begin(step, LOOK_NS + round(step * step_ms * 1e6))
+        schedule.plan_step(step, LOOK_NS + round(step * step_ms * 1e6))
         if sets.due:
             taken.append(step)
             sets.spent("attention", round(cost_ms * 1e6))
@@ -131,8 +131,10 @@ def test_a_frame_far_from_those_before_it_is_unusual(change, unusual):
     """So samples are dense again before the supervisor asks for it."""
     unrest = Unrest()
     for number in range(100):
-        assert not unrest.look({**CALM, "train_loss_raw": 2.0 + 0.02 * (-1) ** number})
-    assert unrest.look({**CALM, **change}) == unusual
+        assert not unrest.add_and_is_unusual(
+            {**CALM, "train_loss_raw": 2.0 + 0.02 * (-1) ** number}
+        )
+    assert unrest.add_and_is_unusual({**CALM, **change}) == unusual
 
 
 def test_nothing_is_weighed_under_a_profiler():
@@ -144,8 +146,8 @@ def test_nothing_is_weighed_under_a_profiler():
     def make_steps():  # of 1 us, in which the part works for some 30
         for _ in range(3 * WINDOW):
             guard.run(part, sum, range(3000))
-            guard.judge(1000)
-            guard.turn()
+            guard.judge_costs(1000)
+            guard.finish_step_timing()
 
     guard.blind = True
     make_steps()

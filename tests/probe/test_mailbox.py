@@ -148,9 +148,9 @@ def test_a_notice_stands_between_the_frames_it_came_between(writer, mailbox, seg
     writer.announce(["train_loss_raw"])
     for step, attempt in ((7, 0), (8, 0), (5, 1), (6, 1)):
         if attempt and step == 5:
-            mailbox.notice("resume-refused", "the job does not resume", step)
+            mailbox.send_notice("resume-refused", "the job does not resume", step)
         writer.publish(step, attempt, [1.0], 10 + step)
-    mailbox.notice("note", "at the end", 7)
+    mailbox.send_notice("note", "at the end", 7)
 
     steps = [(type(event).__name__, event.step) for event in segment.poll()[1:]]
 

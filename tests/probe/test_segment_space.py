@@ -53,7 +53,7 @@ def test_a_full_shm_is_an_error_before_a_segment_is_allocated_and_none_afterward
         writer.announce([f"m{i}" for i in range(64)])
         for step in range(20_000):
             writer.publish(step, 0, [1.0] * 64, step)
-        writer.status({"tier": "T1"})
+        writer.write_status({"tier": "T1"})
         print("trained")
         """,
         small_shm,
@@ -88,7 +88,7 @@ def test_publishing_and_listening_need_no_system_call(tmp_path):
             sys.exit(3)
         for step in range(1, 5000):
             writer.publish(step, 0, dense if step % 10 else sparse, step)
-            writer.beat(step, 1)
+            writer.write_heartbeat(step, 1)
             mailbox.poll()
             writer.lease_until_ns()
         os.write(1, b"still here")

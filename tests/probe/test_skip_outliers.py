@@ -27,7 +27,9 @@ def losses(count=200, level=2.0, slope=0.0, spread=0.02, seed=0):
 def learned(rows, norm=1.0):
     rule = OutlierRule(Limits())
     for step, loss in enumerate(rows):
-        rule.applied(step, loss, norm * 1.01 ** (step % 7), usual=not rule.why_out(loss, norm))
+        rule.applied(
+            step, loss, norm * 1.01 ** (step % 7), usual=not rule.explain_outlier(loss, norm)
+        )
     return rule
 
 
@@ -49,22 +51,22 @@ def learned(rows, norm=1.0):
     ],
 )
 def test_what_is_an_outlier(rows, loss, norm, out):
-    assert bool(learned(rows).why_out(loss, norm)) is out
+    assert bool(learned(rows).explain_outlier(loss, norm)) is out
 
 
 def test_behind_an_outlier_half_as_far_will_do():
     rule = learned(losses(spread=0.2))
-    assert not rule.why_out(2.9, 1.0) and rule.why_out(2.9, 1.0, follows=True)
-    assert not rule.why_out(2.2, 1.0, follows=True)
+    assert not rule.explain_outlier(2.9, 1.0) and rule.explain_outlier(2.9, 1.0, follows=True)
+    assert not rule.explain_outlier(2.2, 1.0, follows=True)
 
 
 def test_a_run_that_goes_back_is_not_compared_with_what_it_had_reached():
     rule = learned(losses(slope=-0.008, spread=0.005))
     early = 2.0 - 0.008 * 100
 
-    assert rule.why_out(early, 1.0)
-    rule.back_to(100)
-    assert not rule.why_out(early, 1.0)
+    assert rule.explain_outlier(early, 1.0)
+    rule.forget_rows_after(100)
+    assert not rule.explain_outlier(early, 1.0)
 
 
 class Job:
@@ -94,7 +96,7 @@ class Job:
             self.loss.total = loss
             for _ in range(2):  # two optimizers in one step
                 update = SimpleNamespace(skip="", gradient_norm=norm)
-                self.guard.judge(update)
+                self.guard.skip_if_outlier(update)
                 if update.skip == "outlier":
                     skipped.append(self.position.step)
                     assert self.in_force.outlier == 1.0
@@ -136,7 +138,7 @@ def test_bad_weights_end_it_until_the_loss_is_back():
 def test_a_level_that_stays_becomes_usual():
     job = Job({"max": 4, "per": 1000})
     assert job.run([*losses(150), *losses(150, level=3.0)]) == [150, 151, 152, 153]
-    assert not learned(losses(150) + losses(150, level=3.0)).why_out(3.0, None)
+    assert not learned(losses(150) + losses(150, level=3.0)).explain_outlier(3.0, None)
 
 
 @pytest.mark.parametrize(

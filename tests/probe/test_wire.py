@@ -145,7 +145,7 @@ def test_every_number_is_accounted_for_exactly_once(slots, moves):
     seen: list[int] = []
 
     def take(limit: int) -> None:
-        for first, lost, item in ring.take(store.head, limit):
+        for first, lost, item in ring.read_until(store.head, limit):
             assert first == len(seen)
             assert lost or item == b"%d" % first
             seen.extend(range(first, first + (lost or 1)))
@@ -171,12 +171,12 @@ def test_a_damaged_count_loses_nothing(head):
         store.put()
 
     for _ in range(10):
-        early = ring.take(head, 100)
+        early = ring.read_until(head, 100)
         assert all(not lost for _, lost, _ in early)
         assert ring.next <= 5
     for _ in range(3):
         store.put()
-    ring.take(store.head, 100)
+    ring.read_until(store.head, 100)
     assert ring.next == 8
 
 

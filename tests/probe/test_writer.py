@@ -39,8 +39,8 @@ def write_all(writer: Writer) -> None:
     """Use all that a writer has, as hooks do that know nothing of its end."""
     writer.announce([*NAMES, "late"])
     writer.publish(1, 0, [7.0, 7.0, 7.0], 20)
-    writer.beat(99, 1)
-    writer.status({"tier": "child"})
+    writer.write_heartbeat(99, 1)
+    writer.write_status({"tier": "child"})
     writer.post(b"{}")
     writer.last_words(1, "child")
 
@@ -150,16 +150,16 @@ def test_after_close_every_call_is_a_no_op(writer):
 def test_a_long_status_is_clipped_and_a_wrong_one_refused(writer):
     """It must fit; a clipped list says how much is missing. One that is no JSON changes nothing."""
     segment = Segment.open(writer.path, lambda: 5)
-    writer.status({"tier": "T1", "savepoints": list(range(5000)), "why": "x" * 9000})
+    writer.write_status({"tier": "T1", "savepoints": list(range(5000)), "why": "x" * 9000})
     seen = segment.status()
 
     assert seen["tier"] == "T1"
     assert seen["savepoints"][-1] == "… 4984 more"
     assert seen["why"].endswith("…")
     with pytest.raises(wire.WireError, match="JSON"):
-        writer.status({(1, 2): 3})
+        writer.write_status({(1, 2): 3})
     with pytest.raises(wire.WireError, match="room for"):
-        writer.status({f"key{i}": i for i in range(1000)})
+        writer.write_status({f"key{i}": i for i in range(1000)})
     assert segment.status() == seen
     segment.close()
 

@@ -62,7 +62,7 @@ CALM, SPIKE = [2.0] * 150, [6.0, 6.0, 10.0, 2.0]
 
 
 def test_a_severity_counts_from_the_step_of_its_raising(tmp_path, write):
-    """Opened at 150, raised at 152, when it would have rolled back.
+    """OpenedRunbook at 150, raised at 152, when it would have rolled back.
 
     No learning rate is in this file, and no recording has a heartbeat.
     """

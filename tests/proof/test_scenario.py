@@ -217,17 +217,17 @@ def test_after_a_rollback_a_track_goes_on_unless_it_has_a_sequel():
     series = MetricSeries({"a": "1+1x4", "b": "5+1x4"}, [{"a": "70x2"}, {"a": "80"}])
     alone = MetricSeries({"a": "1+1x4"})
     for each in (series, alone):
-        each.take(0)
-        each.take(1)
+        each.next_sample(0)
+        each.next_sample(1)
         each.rolled_back(1)
 
-    assert [alone.take(0), alone.take(1)] == [[3.0], [4.0]]
-    assert [series.take(1), series.take(2)] == [[70.0, 6.0], [70.0, 7.0]]
-    assert alone.over and series.over
+    assert [alone.next_sample(0), alone.next_sample(1)] == [[3.0], [4.0]]
+    assert [series.next_sample(1), series.next_sample(2)] == [[70.0, 6.0], [70.0, 7.0]]
+    assert alone.is_exhausted and series.is_exhausted
     for times in (2, 3):
         series.rolled_back(times)
-        assert series.take(9) == [80.0, None]
-        assert series.over
+        assert series.next_sample(9) == [80.0, None]
+        assert series.is_exhausted
 
 
 # ── the job that is not there answers as a healthy one would ──────────────────────────────────────

@@ -37,8 +37,8 @@ def watched(small, tmp_path, monkeypatch):
                 super().__init__(*args)
                 self.on_record = lambda record: made.files.on_record(record)
 
-            def event(self, event, **how):
-                number = super().event(event, **how)
+            def record_event(self, event, **how):
+                number = super().record_event(event, **how)
                 if isinstance(event, Frame):
                     made.files.flush(event.at_ns)
                     made.files.on_frame(event, recorded_run_names)

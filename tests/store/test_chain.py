@@ -18,7 +18,7 @@ def log(count: int = 4) -> list[bytes]:
     for seq in range(count):
         fields = {**FIELDS, "seq": seq, "prev": chain.head, "reason": f"loss {seq}"}
         lines.append(chain.line(fields))
-        chain.take(lines[-1])
+        chain.check_line(lines[-1])
     return lines
 
 
@@ -106,7 +106,7 @@ def test_a_log_belongs_to_its_run(tmp_path):
 def test_a_record_with_a_good_digest_must_still_follow(tmp_path, change):
     lines = log(1)
     chain = Chain(RUN)
-    chain.take(lines[0])
+    chain.check_line(lines[0])
     fields = {"seq": 1, "prev": chain.head, "run": RUN, "epoch": 1, **change}
 
     report = check(tmp_path, lines[0] + chain.line(fields))
@@ -148,7 +148,7 @@ def test_any_decision_is_stored_exactly_as_replay_will_compare_it(data, reason):
     fields |= {"kind": "rule", "step": 5, "reason": reason, "data": data}
 
     line = chain.line(fields)
-    stored, replayed = chain.take(line), decision_record(decision)
+    stored, replayed = chain.check_line(line), decision_record(decision)
 
     assert line.count(b"\n") == 1
     assert (stored["reason"], stored["data"]) == (replayed["reason"], replayed["data"])

@@ -35,7 +35,7 @@ def sealed(run, policy):
     recorder = Recorder(kept, audit, lambda: (1, WALL), print)
     recorder.note("run_start", -1, "", {"policy_digest": f"sha256:{digest(run.policy_path)}"})
     for step in range(9):
-        recorder.event(Frame(step, 0, 0, step, (1.0, 2.0)))
+        recorder.record_event(Frame(step, 0, 0, step, (1.0, 2.0)))
         if step == 4:
             recorder.close()
             audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
@@ -113,10 +113,10 @@ def test_running_job_is_checked_up_to_the_last_digest(run, capsys):
     """The newest digest of the journal is that of a take-over, or there is none yet."""
     audit = Audit.open(run.audit_path, run.id, at_ns=1, wall=WALL)
     recorder = Recorder(Journal.open(run.journal_path), audit, lambda: (1, WALL), print)
-    recorder.event(Frame(1, 0, 0, 1, (1.0,)))
+    recorder.record_event(Frame(1, 0, 0, 1, (1.0,)))
     assert verified(run, capsys)[1]["journal"][0] == "unchecked"
     recorder.note("recovered", 1, "", {"journal": recorder.journal})
-    recorder.event(Frame(2, 0, 0, 2, (1.0,)))
+    recorder.record_event(Frame(2, 0, 0, 2, (1.0,)))
 
     assert "its first 1 events match record 0" in verified(run, capsys)[1]["journal"][1]
     recorder.close()

@@ -169,7 +169,7 @@ def run_rank(folder, world, step_s, faults, rank):
         if position.step == at and fault == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         while position.step >= at and fault == "shadows":
-            writer.collective(lockstep.made, 0, True)
+            writer.write_collective(lockstep.made, 0, True)
             lockstep.meet()
         lockstep.meet()
         if position.step == at and fault == "astray":

@@ -35,7 +35,7 @@ def become(job):
     os.environ.update(job["environ"])
     package = sys.modules.get("_supervise_probe")
     if package is not None:
-        package._probe.begin(package.context.read_config(job["config"]))
+        package._probe.start_process(package.context.read_config(job["config"]))
     sys.argv = [job["script"]]
     sys.path.insert(0, job["folder"])
 

@@ -99,7 +99,7 @@ class Judge:
     def judge(self, *events: Any) -> None:
         """Judge events and what follows from each: outcomes of actions, a reload."""
         for event in events:
-            number = self.recorder.event(event)
+            number = self.recorder.record_event(event)
             self.state, made = step_engine(self.policy, self.state, event)
             follow = [self._outcome(decision, number, event.at_ns) for decision in made]
             if isinstance(event, OperatorCommand) and event.command == "reload":
@@ -108,7 +108,7 @@ class Judge:
             self.judge(*(each for each in follow if each is not None))
 
     def _outcome(self, decision: Any, number: int, at_ns: int) -> Finished | None:
-        seq = self.recorder.decision(decision, number, at_ns)
+        seq = self.recorder.record_decision(decision, number, at_ns)
         if decision.kind == "notify_intent":
             keys = [f"{self.run.id}:{seq}"]
             told = {"channel": "console", "ok": True, "keys": keys, "tries": 1}
@@ -146,7 +146,9 @@ def record_run(
     judge.recorder.note("run_start", -1, "the job was started", started | {"channels": ["console"]})
     for count, event in enumerate([*begin, *events]):
         if count == fails_at:
-            judge.recorder.failed(StoreError("cannot write the journal: No space left on device"))
+            judge.recorder.record_failure(
+                StoreError("cannot write the journal: No space left on device")
+            )
         judge.judge(event)
         judge.recorder.limit_journal(max_bytes)
     run.write_json("state.json", {"rules": {r.id: "OK" for r in judge.policy.rules}})

@@ -47,7 +47,7 @@ def make_arm(seed=0, *, shift=0.0, batches=1, steps=STEPS, change=None, **about)
             values["fixed_probe_loss"] = 2.0 + own.gauss(0.0, 0.005)
         if change is not None:
             change(step, values)
-        builder.take(step, 0, 0, values)
+        builder.add_frame(step, 0, 0, values)
     given = {"exit_code": 0, "inputs": INPUTS, **about}
     return replace(builder.arm(f"seed {seed}"), **given)
 
@@ -213,8 +213,8 @@ def test_seeds_are_combined_and_calibration_widens():
 def test_a_step_made_again_counts_once_and_is_an_intervention():
     builder = ArmBuilder()
     for attempt, loss in ((0, 9.0), (1, 2.0)):
-        builder.take(5, 0, attempt, {"train_loss_raw": loss, "tokens_per_update": 4.0})
-        builder.take(5, 1, attempt, {"train_loss_raw": loss + 1.0, "tokens_per_update": 4.0})
+        builder.add_frame(5, 0, attempt, {"train_loss_raw": loss, "tokens_per_update": 4.0})
+        builder.add_frame(5, 1, attempt, {"train_loss_raw": loss + 1.0, "tokens_per_update": 4.0})
     arm = builder.arm("two ranks")
 
     assert arm.steps == {5: {"train_loss_raw": 2.5, "tokens_per_update": 8.0}}
@@ -252,7 +252,7 @@ def make_short(seed, rng, *, shift=0.0, drift=0.0, exit_code=0, stopped=False, c
     for step in range(SHORT_STEPS):
         loss = 3.0 + batches.gauss(0.0, 0.05) + rng.gauss(0.0, 0.01) + shift
         values = {"train_loss_raw": loss, "batch_fingerprint": float(1000 * seed + step)}
-        builder.take(step, 0, 0, values)
+        builder.add_frame(step, 0, 0, values)
     return replace(builder.arm(f"{seed}"), exit_code=exit_code, stopped=stopped, cpu_s=cpu_s)
 
 

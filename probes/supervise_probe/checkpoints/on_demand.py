@@ -111,7 +111,7 @@ class Learner:
         holders = self._variables.holders(value)
         if not (holders or in_container):
             raise Refused(_unknown(path))
-        return Layout(first_builder(holders, unknown_builder(path)), False, set())
+        return Layout(variable_or_default_builder(holders, unknown_builder(path)), False, set())
 
     def _container(self, path: str, value: Any, depth: int, in_container: bool) -> Layout:
         # The whole is made for this save. As it has state that every save computes, it is built.
@@ -132,7 +132,7 @@ class Learner:
 
         alive = any(part.alive for part in parts)
         kinds: set[str] = set().union(*(part.kinds for part in parts))
-        return Layout(first_builder([] if alive else holders, build), alive, kinds)
+        return Layout(variable_or_default_builder([] if alive else holders, build), alive, kinds)
 
     # ── sources of a value ───────────────────────────────────────────────────────────────────
 
@@ -310,15 +310,15 @@ def member_builder(path: str, reference: Any, table: str, name: str) -> Builder:
     return build
 
 
-def first_builder(holders: list[Name], otherwise: Builder) -> Builder:
-    """Return a builder of the object that a variable holds, else `otherwise`."""
+def variable_or_default_builder(variables: list[Name], default: Builder) -> Builder:
+    """Return a builder of the object that a variable holds, else `default`."""
 
     def build(now: Sources) -> Any:
-        for name in holders:
+        for name in variables:
             value = now.variables.get(name)
             if value is not MISSING and not now.stale(name, True):
                 return value
-        return otherwise(now)
+        return default(now)
 
     return build
 
@@ -445,7 +445,7 @@ class OnDemand:
         groups = (group for optimizer in registry.optimizers for group in optimizer.param_groups)
         return any(hasattr(p, "_local_tensor") for group in groups for p in group["params"])
 
-    def why_not(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why none can be ordered, as far as that is known without its place."""
         reason = "" if self._part.on else f"this part of the probe is off: {self._part.reason}"
         if not (reason or self._saved or self._library.trainer):
@@ -520,7 +520,9 @@ class OnDemand:
         scope = site.scope
 
         def stale(name: Name, container: bool) -> bool:
-            return name.scope == scope and site.assigns((name.variable, *name.way), container)
+            return name.scope == scope and site.assigns_variable(
+                (name.variable, *name.way), container
+            )
 
         variables = JobVariables(self._frames(), set(), traced)
         with self._torch.no_grad():
@@ -530,7 +532,7 @@ class OnDemand:
         self, save: ObservedSave, site: save_site.SaveSite, path: str, frame: FrameType
     ) -> None:
         began = monotonic_ns()
-        self._reports.begins()
+        self._reports.enter_checkpoint_phase()
         try:
             with files.replacing_file(path, shared=True, sync=True) as file:
                 self._torch.save(self._build(save, site, frame), file)
@@ -541,7 +543,7 @@ class OnDemand:
             seconds = (monotonic_ns() - began) / 1e9
             self._reports.report({}, path, seconds, "on-demand", path)
         finally:
-            self._reports.ends()
+            self._reports.leave_checkpoint_phase()
             self._position.held_ns += monotonic_ns() - began
 
     def _end(self, why_not: str) -> None:

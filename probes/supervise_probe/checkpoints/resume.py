@@ -90,11 +90,11 @@ class Resume:
         target.arguments[parameter] = self._path
         return target.args, target.kwargs
 
-    def began(self, step: int, inexact: str) -> None:
+    def report_outcome(self, step: int, not_restored: str) -> None:
         """Report the outcome of the order: the library starts training at `step` of its own count.
 
         Args:
-            inexact: what it does not restore, "" for nothing.
+            not_restored: what it does not restore, "" for nothing.
         """
         if not self._path or not self._open():
             return
@@ -105,12 +105,12 @@ class Resume:
         requested = "" if self._instead_of is None else f"; the job asked for {self._instead_of!r}"
         for optimizer in list(self._registry.optimizers):
             self._appeared(optimizer)  # for its first batch
-        but = f"; {inexact}" if inexact else ""
-        data = {"how": "library", "path": path, "step": step, "inexact": inexact}
+        but = f"; {not_restored}" if not_restored else ""
+        data = {"how": "library", "path": path, "step": step, "inexact": not_restored}
         message = f"training continues at step {step} from {path}{requested}{but}"
         self._reporter.notice("resumed", message, data)
 
-    def opened(self) -> None:
+    def refuse_unstarted_order(self) -> None:
         """Refuse the order if no library has started: the process is a rank now."""
         if not self._asked:
             self._asked = True
@@ -163,12 +163,12 @@ class SaveReports:
         """How many steps were made."""
         return self._position.step
 
-    def begins(self) -> None:
+    def enter_checkpoint_phase(self) -> None:
         """Set the phase "checkpoint": a save begins."""
         self.saving = True
         self._reporter.beat("checkpoint")
 
-    def ends(self) -> None:
+    def leave_checkpoint_phase(self) -> None:
         """Reset the phase: the save ended or raised."""
         self.saving = False
         self._reporter.beat("step")

@@ -166,10 +166,10 @@ class SaveSite(NamedTuple):
     scope: Scope  # what holds the variables that the statement sees
     assigned: set[Path]  # what it assigns before it reads it, and so is stale before it
 
-    def assigns(self, path: Path, container: bool) -> bool:
+    def assigns_variable(self, variable: Path, container: bool) -> bool:
         """Whether the statement assigns this path, or changes the container there."""
         return any(
-            path[: len(name)] == name or (container and name[: len(path)] == path)
+            variable[: len(name)] == name or (container and name[: len(variable)] == variable)
             for name in self.assigned
         )
 

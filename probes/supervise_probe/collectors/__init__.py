@@ -8,14 +8,14 @@ the run.
 
 Order of calls in a step: `after_backward` for each backward; for each optimizer `measure` (its
 gradients are final), `before_update` (weights old, rates as used) and `after_update` (weights new);
-then `collect` once, whose values may still be on a device; `finish` once they are not, which is a
-step later on an accelerator. A closure computes the gradients inside the step: there `measure`
-comes after `before_update`. From `measure` to `collect`, gradients are off.
+then `collect` once, whose values may still be on a device; `add_derived_values` once they are not,
+which is a step later on an accelerator. A closure computes the gradients inside the step: there
+`measure` comes after `before_update`. From `measure` to `collect`, gradients are off.
 
 A collector with `SAMPLED` is called in the steps in which that set is due (see
-`sampling/schedule.py`), but for `finish` and `forget`; in the others it costs nothing. Nor does one
-that is `ASLEEP` before it wakes: even a call that finds nothing to do costs 2 us behind a forward,
-where caches are cold.
+`sampling/schedule.py`), but for `add_derived_values` and `forget`; in the others it costs nothing.
+Nor does one that is `ASLEEP` before it wakes: even a call that finds nothing to do costs 2 us
+behind a forward, where caches are cold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CALLS = (
     "before_update",
     "after_update",
     "collect",
-    "finish",
+    "add_derived_values",
 )
 # What counts on over a relaunch, and the collectors that count it.
 COUNTERS = ("steps_seen", "skipped_updates", "tokens_seen", "tokens_applied")
@@ -98,7 +98,7 @@ class Collector:
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         """Add this step's values, and forget what belonged to it."""
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         """Add values that follow from others; all are on the host now, in order of steps."""
 
     def relax(self) -> bool:
@@ -127,7 +127,7 @@ class Plan:
         self._samples = sets
         self._members: dict[str, dict[str, Calls]] = {}  # by set and call
         self._sets: dict[str, dict[str, Pair]] = {}  # each for all members
-        self._finish: dict[str, Calls] = {}  # of sets that were never sampled
+        self._derivers: dict[str, Calls] = {}  # of sets that were never sampled
 
     def add(self, name: str, collector: Collector) -> None:
         """Take in a collector."""
@@ -139,8 +139,8 @@ class Plan:
             for call in CALLS
             if getattr(type(collector), call) is not getattr(Collector, call)
         }
-        if sampled_set and "finish" in pairs:
-            self._finish.setdefault(sampled_set, []).append(pairs.pop("finish"))
+        if sampled_set and "add_derived_values" in pairs:
+            self._derivers.setdefault(sampled_set, []).append(pairs.pop("add_derived_values"))
         for call in SAMPLED_CALLS if sampled_set else ():
             if call in pairs:
                 members = self._members.setdefault(sampled_set, {}).setdefault(call, [])
@@ -161,10 +161,10 @@ class Plan:
         """Make one call of the step under way. To be called inside a `guard.run`."""
         self._guard.run_all(self.now[call], *args)
 
-    def begin(self, due: frozenset[str]) -> None:
+    def begin_step(self, due: frozenset[str]) -> None:
         """Begin a step in which the sets `due` are sampled."""
-        for name in [name for name in self._finish if name in due]:
-            self.usual["finish"] += self._finish.pop(name)
+        for name in [name for name in self._derivers if name in due]:
+            self.usual["add_derived_values"] += self._derivers.pop(name)
         sets = [name for name in self._sets if name in due]
         if not sets:
             self.now = self.usual
@@ -202,7 +202,7 @@ class Collectors:
             self.by_name[name] = collector
             plan.add(name, collector)
 
-    def of_set(self, name: str) -> list[str]:
+    def names_of_set(self, name: str) -> list[str]:
         """Return the names of those that are called when this set is sampled."""
         return [member for member, collector in self.by_name.items() if name == collector.SAMPLED]
 

@@ -28,7 +28,7 @@ from .token_statistics import (
     SequenceLengths,
     SourceMix,
     TokenTable,
-    by_name,
+    named_inputs,
 )
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Inputs:
             level = inner[:MOST]
         return mask
 
-    def without_graph(self, values: Iterable[Any]) -> tuple[Any, ...]:
-        """Return what `find` and `every` see of these; it holds no graph, and no other object."""
+    def detached_tensors(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """Return what `find` and `iterate_tensors` see of these; it holds no graph."""
         room = [MOST] * DEPTH  # of each level, as theirs; a limit of each container multiplies
         return tuple([self._copy(value, room, 1) for value in values])
 
@@ -110,7 +110,7 @@ class Inputs:
         kind = list if isinstance(value, list) else tuple
         return kind([self._copy(item, room, level + 1) for item in contents])
 
-    def every(self, values: Iterable[Any]) -> Iterator[Any]:
+    def iterate_tensors(self, values: Iterable[Any]) -> Iterator[Any]:
         """Yield the tensors of all levels."""
         level = list(values)
         for _ in range(DEPTH):
@@ -207,7 +207,7 @@ class BatchCollector(Collector):
         self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
-    def saw_loaded(self, values: Iterable[Any]) -> None:
+    def hash_loaded_batch(self, values: Iterable[Any]) -> None:
         """These came out of a loader."""
         tensor = self._first_tensor(values)
         if tensor is None:
@@ -219,13 +219,13 @@ class BatchCollector(Collector):
 
     def digest_of_memory(self, batch: Any) -> Optional[int]:
         """Return a number for all tensors of a batch, None where the host does not have them."""
-        tensors = list(islice(self.inputs.every([batch]), SEVERAL_INPUTS))
+        tensors = list(islice(self.inputs.iterate_tensors([batch]), SEVERAL_INPUTS))
         if not tensors or not all(map(self._reads, tensors)):
             return None
         digests = (_digest_of_memory(tensor, self._layouts, MANY_PIECES) for tensor in tensors)
         return functools.reduce(self._mix, digests)
 
-    def saw(self, values: Iterable[Any]) -> Optional[Any]:
+    def hash_model_input(self, values: Iterable[Any]) -> Optional[Any]:
         """These went into the model; return what was hashed, if its shape gives how much it is."""
         self._forwards += 1
         tensor = counted = self._first_tensor(values)
@@ -291,7 +291,7 @@ class BatchCollector(Collector):
                 self._by_loader |= digest is not None
                 self._look_inside()
 
-    def so_far(self) -> Optional[int]:
+    def step_fingerprint(self) -> Optional[int]:
         """Return the fingerprint of the step if no more goes in; None where it is on a device."""
         digest = self._loaded if self._hash is None else self._hash
         combined = self._of_step
@@ -324,7 +324,7 @@ class BatchCollector(Collector):
     def _digest_of(self, values: Iterable[Any], tensor: Any, *, of_all: bool) -> Any:
         digest = self._digest(tensor, MANY_PIECES if of_all else FEW_PIECES)
         if of_all:
-            for other in islice(self.inputs.every(values), SEVERAL_INPUTS):
+            for other in islice(self.inputs.iterate_tensors(values), SEVERAL_INPUTS):
                 if other is not tensor and self._reads(other):
                     digest = self._mix(digest, self._digest(other))
         return digest
@@ -351,7 +351,7 @@ GROUPS = 4  # of equal batches, after which the workers are known to read the sa
 PATIENCE = 256  # batches of all loaders, in which one with workers is to come
 
 
-class StreamCopies:
+class WorkerCopyDetector:
     """How often each batch of a stream comes: once from each worker that reads all of it.
 
     Workers take turns, so that these batches are neighbours.
@@ -368,7 +368,7 @@ class StreamCopies:
         self._patience = PATIENCE
         self.is_open = True
 
-    def see(self, iterator: Any, batch: Any) -> None:
+    def add_loader_batch(self, iterator: Any, batch: Any) -> None:
         """A loader hands out a batch."""
         self._patience -= 1
         self.is_open = self._patience > 0
@@ -576,7 +576,7 @@ class BatchSanityCollector(Collector):
         self._changed = context.reporter.status_changed
         self.unseen: dict[str, str] = {}
 
-    def saw(self, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add_token_input(self, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """These whole numbers went into the model, as one of these arguments."""
         batches = self._kept
         if len(batches) >= MICRO_BATCHES or not is_readable(self.torch, tensor):
@@ -586,9 +586,9 @@ class BatchSanityCollector(Collector):
             batches.append(tensor.clone() if is_complete else tensor.reshape(-1)[:LONGEST].clone())
             if self._looks_closer():
                 if len(batches) == 1:
-                    self._table.look()
-                named = by_name(args, kwargs)
-                self._sequences.saw(tensor, batches[-1], named, self._table.padding)
+                    self._table.find_embedding()
+                named = named_inputs(args, kwargs)
+                self._sequences.add_micro_batch(tensor, batches[-1], named, self._table.padding)
 
     def _looks_closer(self) -> bool:
         """Whether the look under way is one at masks, rows and ids: at least every 16 steps."""
@@ -604,7 +604,7 @@ class BatchSanityCollector(Collector):
             began = thread_time_ns()
             self._count(batches, values)
             if step.elapsed_ns is not None:
-                self.pace.weigh(thread_time_ns() - began, step.elapsed_ns)
+                self.pace.adjust_interval(thread_time_ns() - began, step.elapsed_ns)
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self.forget()
@@ -621,7 +621,7 @@ class BatchSanityCollector(Collector):
         if self._looks_closer():
             if self._table.rows:
                 values[OUTSIDE] = self._outside(ids, size, self._table.rows)
-            values.update(self._sequences.take())
+            values.update(self._sequences.take_step_metrics())
             previous, self.unseen = self.unseen, {**self._table.unseen, **self._sequences.unseen}
             if previous != self.unseen:
                 self._changed()
@@ -740,7 +740,7 @@ class ShardsCollector(Collector):
     def after_update(self, update: Update) -> None:
         backwards, self._backwards = self._backwards, 0
         if backwards or self._of_step is None:  # else the second optimizer after one backward
-            self._of_step = {**(self._of_step or {}), **self.shards.take(backwards)}
+            self._of_step = {**(self._of_step or {}), **self.shards.take_step_origins(backwards)}
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         if not self._of_step:

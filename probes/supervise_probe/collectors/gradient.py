@@ -103,7 +103,7 @@ class GradientCollector(Collector):
             self._squares.clear()
             self._parts.clear()
 
-    def saw_clip(
+    def record_clip_norm(
         self, params: list[Any], norm: Optional[Any], limit: Any = None, joint: bool = False
     ) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
@@ -153,7 +153,7 @@ class GradientCollector(Collector):
             clip.joint and _same_tensors(clip.params, info.clipped_as) for clip in self.clips
         ):
             return False
-        copies = self._copies.uniform(info)
+        copies = self._copies.uniform_copy_count(info)
         return copies == 1 or (copies is not None and hasattr(info.params[0], "_local_tensor"))
 
     def _norm_now(self, params: list[Any]) -> Number:
@@ -173,7 +173,7 @@ class GradientCollector(Collector):
 
     def _part(self, update: Update) -> Optional[Number]:
         """Return this rank's part of the square of the job's norm, as a share of its own square."""
-        copies = self._copies.uniform(update.known)
+        copies = self._copies.uniform_copy_count(update.known)
         if copies is not None:
             return 1.0 / copies
         groups = self._copies.groups(update.params)
@@ -385,9 +385,9 @@ class GroupsCollector(Collector):
             if label == EMBEDDING:  # the only member that several optimizers can have
                 params = [p for p in params if self._counted_by.setdefault(id(p), key) == key]
             if params:
-                groups[label] = self.square(update, params)
+                groups[label] = self.squared_norm(update, params)
 
-    def square(self, update: Update, params: list[Any]) -> Number:
+    def squared_norm(self, update: Update, params: list[Any]) -> Number:
         """Return the squared norm of the gradients of `params`, unclipped and unscaled."""
         norms, key = self._before_clip, id(update.optimizer)
         plain, scaled, now = [], [], []

@@ -149,7 +149,7 @@ class Sample(NamedTuple):
     values: Any
 
 
-class Residue:
+class UnclearedGradient:
     """A tensor, and whether each backward that adds to its gradient finds the sum of earlier ones.
 
     Only backwards that change the gradient count: one that the job computes itself and copies or
@@ -167,7 +167,7 @@ class Residue:
         self.remains: Any = None
         self._before: Any = None  # the gradient's identity and version, and whether it is not zero
 
-    def before_backward(self) -> None:
+    def record_gradient_before(self) -> None:
         """A backward begins."""
         gradient, self._before = self._gradient(), None
         if gradient is None or gradient.is_sparse:
@@ -175,7 +175,7 @@ class Residue:
         elif not self.is_cleared:
             self._before = _identity(gradient), (_values(gradient) != 0).any()
 
-    def after_backward(self) -> None:
+    def compare_gradient_after(self) -> None:
         """It is over: an addition in place leaves another version of the same tensor."""
         gradient, before, self._before = self._gradient(), self._before, None
         if before is None or gradient is None:
@@ -261,7 +261,7 @@ class Window:
         self.in_eval: dict[int, Weak] = {}
         self.rows = 0
         self.hook: Any = None
-        self.residues: list[Residue] = []
+        self.residues: list[UnclearedGradient] = []
         self.changed: Any = None
         self.rounded: Any = None
 
@@ -291,7 +291,7 @@ class JobWiringCollector(Collector):
         self._registry, self._position = context.registry, context.position
         self._reporter, self._guard = context.reporter, context.guard
         self._window: Optional[Window] = None
-        self.residues: list[Residue] = []
+        self.residues: list[UnclearedGradient] = []
         self._next = self._began = -1  # step of the next window, and of the first one
         self._known: set[int] = set()  # ids of the optimizers' infos
         self._had: set[int] = set()  # ids of tensors that had a gradient
@@ -330,12 +330,12 @@ class JobWiringCollector(Collector):
     def backward_begins(self) -> None:
         """A backward begins: what is there of gradients is of before."""
         for residue in self.residues:
-            residue.before_backward()
+            residue.record_gradient_before()
 
     def backward_ends(self) -> None:
         """It is over, or raised."""
         for residue in self.residues:
-            residue.after_backward()
+            residue.compare_gradient_after()
 
     def see_stream(self, copies: int) -> None:
         """Each worker of a loader reads a stream of its own (1), or all of them the same one."""
@@ -439,7 +439,7 @@ class JobWiringCollector(Collector):
             if residue.optimizer == key:
                 residue.update()
         if window.updates[key] == 1 and not _has_compiled():
-            self.residues += [Residue(p, key) for p in _smallest(info.params)]
+            self.residues += [UnclearedGradient(p, key) for p in _smallest(info.params)]
         if offset in (0, PROOF, LAST):
             self._see_modes(window, info, offset)
 
@@ -786,7 +786,7 @@ def _identity(tensor: Any) -> tuple[int, int]:
     return id(tensor), tensor._version
 
 
-def _remains(residues: list[Residue]) -> dict[str, Any]:
+def _remains(residues: list[UnclearedGradient]) -> dict[str, Any]:
     """Return of which tensors, by their number, each backward added to an older gradient."""
     return {
         f"remains.{number}": residue.remains.double()

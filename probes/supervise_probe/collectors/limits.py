@@ -6,7 +6,7 @@ from collections import deque
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Mapping, Optional
 
-from ..torch_state.records import Window
+from ..torch_state.records import StepShareWindow
 from . import Collector, MetricSpec
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class LimitsCollector(Collector):
         self.gradient_norms: deque[float] = deque(maxlen=PAST)
         self.update_norms: deque[float] = deque(maxlen=PAST)
         self.limit: Optional[float] = None
-        self._clipped: Optional[Window] = None
+        self._clipped: Optional[StepShareWindow] = None
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         in_force = self._in_force
@@ -104,7 +104,7 @@ class LimitsCollector(Collector):
             ordered = all(in_force.guards.values())
             values["guard_active"] = float(ordered and values.get("guard_active", 1.0) == 1.0)
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         self.limit = values.get("clip_threshold", self.limit)
         for name, past in (
             ("grad_global_norm", self.gradient_norms),
@@ -120,8 +120,8 @@ class LimitsCollector(Collector):
             self._clipped = None
             return
         if self._clipped is None:
-            self._clipped = Window("update_clip_rate", CLIPS)
-        self._clipped.add(clipped > 0.0)
+            self._clipped = StepShareWindow("update_clip_rate", CLIPS)
+        self._clipped.add_step(clipped > 0.0)
         values["update_clip_rate"] = self._clipped.percent
 
     def state(self) -> dict[str, float]:
@@ -186,7 +186,7 @@ class ClippingCollector(Collector):
     def __init__(self, context: ProbeContext, gradient: GradientCollector) -> None:
         super().__init__(context)
         self._gradient = gradient
-        self._clipped = Window("grad_clip_rate", CLIPS)
+        self._clipped = StepShareWindow("grad_clip_rate", CLIPS)
         self._clips = False
         self._reason = 0.0
         self._reporter = context.reporter
@@ -240,15 +240,15 @@ class ClippingCollector(Collector):
         if excess is not None:
             values[EXCESS] = excess
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         if values.get("update_skipped", 0.0) > 0.0 and values.get("skip_reason") == 0.0:
             values["skip_reason"] = 1.0  # masked by a fused optimizer, which only the device knew
         excess = values.pop(EXCESS, None)
         if excess is not None:
             self._clips = True
-            self._clipped.add(0.0 < excess < inf)
+            self._clipped.add_step(0.0 < excess < inf)
         elif self._clips:
-            self._clipped.add(False)
+            self._clipped.add_step(False)
         else:
             return
         values["grad_clip_rate"] = self._clipped.percent
@@ -258,9 +258,9 @@ class ClippingCollector(Collector):
 
     def state(self) -> dict[str, float]:
         state = {"grad_clip_rate.known": float(self._clips)}
-        self._clipped.save(state)
+        self._clipped.save_state(state)
         return state
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self._clips = bool(state.get("grad_clip_rate.known", self._clips))
-        self._clipped.load(state)
+        self._clipped.load_state(state)

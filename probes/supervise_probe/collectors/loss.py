@@ -196,7 +196,7 @@ class DiscardsCollector(Collector):
         values[NEW], self._new = self._new, 0.0
         self._since_ns, self._reported, self._asked = step.at_ns, False, None
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         new, counted = values.pop(NEW, None), self._counted
         if new is None:  # a step from before the first, whose values came late
             return

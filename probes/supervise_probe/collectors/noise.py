@@ -137,7 +137,7 @@ class NoiseCollector(Collector):
             values[SMALL], values[LARGE] = (reduce(add, terms) for terms in zip(*squares.values()))
             values[PARTS] = float(self._backwards)
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         small, large = values.pop(SMALL, None), values.pop(LARGE, None)
         parts = values.pop(PARTS, 0.0)
         tokens = values.get("tokens_per_update")
@@ -168,18 +168,18 @@ class NoiseCollector(Collector):
         total: Number = 0.0
         for square, _ in pairs:
             total = total + self.scalars.value(square)
-        large: Number = self._groups.square(update, [p for _, p in pairs])
+        large: Number = self._groups.squared_norm(update, [p for _, p in pairs])
         return total, large
 
     def state(self) -> dict[str, float]:
         state: dict[str, float] = {}
-        self._noise.save(state)
-        self._signal.save(state)
+        self._noise.save_state(state)
+        self._signal.save_state(state)
         return state
 
     def rewind(self, state: Mapping[str, float]) -> None:
-        self._noise.load(state)
-        self._signal.load(state)
+        self._noise.load_state(state)
+        self._signal.load_state(state)
 
 
 SKETCH_METRICS = (

@@ -97,7 +97,7 @@ SAME = 1e-9  # relative change that is none
 FLAT = 16.0  # equal rates that end a warm-up, or show that there is none
 RISES = 2.0  # rises in a row that begin one
 NEARLY = 0.999  # of a phase: the next whole number is another phase
-POSITION, RAMP = "_lr_position", "_lr_ramp"  # on their way to `finish`; never published
+POSITION, RAMP = "_lr_position", "_lr_ramp"  # on their way to `add_derived_values`; never published
 
 
 def _nothing() -> None:
@@ -141,7 +141,7 @@ class PhaseCollector(Collector):
         if warming.moves:
             values[RAMP] = warming.progress
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         position = values.pop(POSITION, 0.0)
         ramp = values.pop(RAMP, None)
         rate = values.get("learning_rate_scheduled")

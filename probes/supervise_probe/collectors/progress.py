@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import exp, inf, isfinite
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
-from ..torch_state.records import Average, Window
+from ..torch_state.records import Average, StepShareWindow
 from ..torch_state.tensor_copies import is_readable
 from . import Collector, MetricSpec
 
@@ -37,7 +37,7 @@ COUNTERS_METRICS = (
 class CountersCollector(Collector):
     """Counts of applied and of skipped steps, with the reason.
 
-    Counts in `finish`: under a fused optimizer the device alone knows of an overflow.
+    Counts in `add_derived_values`: under a fused optimizer the device alone knows of an overflow.
     """
 
     METRICS = COUNTERS_METRICS
@@ -58,7 +58,7 @@ class CountersCollector(Collector):
         skipped, self._skipped = self._skipped, 0.0
         values["update_skipped"] = skipped
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         skipped = 1.0 if values.get("update_skipped", 0.0) > 0.0 else 0.0
         self._skipped_so_far += skipped
         self._applied_so_far += 1.0 - skipped
@@ -126,7 +126,7 @@ class TokensCollector(Collector):
         self._of_step: dict[str, Number] = {}
         self._seen = 0.0
 
-    def saw_targets(self, calls: list[tuple[Any, int, bool, Optional[Number]]]) -> None:
+    def add_loss_calls(self, calls: list[tuple[Any, int, bool, Optional[Number]]]) -> None:
         """A loss function was called with these class indices, and that one is ignored.
 
         Behind them: whether the number is the sum of their losses or the mean, None for unknown.
@@ -153,7 +153,7 @@ class TokensCollector(Collector):
             count = self.scalars.value((target != ignored).sum())
         return count
 
-    def saw_inputs(self, count: int) -> None:
+    def add_input_tokens(self, count: int) -> None:
         """So many integers went into the model."""
         self._inputs += count
 
@@ -181,7 +181,7 @@ class TokensCollector(Collector):
         elif counted.get("inputs"):
             values["tokens_per_update"] = counted["inputs"]
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         tokens = values.get("tokens_per_update")
         if tokens is None:
             return
@@ -270,11 +270,11 @@ class DerivedCollector(Collector):
         self._loss = Average("train_loss_ema", 0.99)
         self._of_target = Average("train_ppl", 0.99)
         self._norm = Average("grad_spike_score", 0.97)
-        self._overflows = Window("overflow_rate", OVERFLOWS)
+        self._overflows = StepShareWindow("overflow_rate", OVERFLOWS)
         self._parts = (self._loss, self._of_target, self._norm, self._overflows)
         self._applied = 0.0
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         value_of = values.get
         mean = self._follow(self._loss, value_of("train_loss_raw"))
         if mean is not None:
@@ -293,7 +293,7 @@ class DerivedCollector(Collector):
         skipped = value_of("update_skipped", 0.0) > 0.0
         if "loss_scale" in values:
             overflow = value_of("skip_reason", float(skipped)) == 1.0
-            self._overflows.add(overflow)
+            self._overflows.add_step(overflow)
             values["overflow"] = float(overflow)
             values["overflow_rate"] = self._overflows.percent
         tokens = value_of("tokens_per_update")
@@ -319,13 +319,13 @@ class DerivedCollector(Collector):
     def state(self) -> dict[str, float]:
         state = {"tokens_applied": self._applied}
         for part in self._parts:
-            part.save(state)
+            part.save_state(state)
         return state
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self._applied = state.get("tokens_applied", self._applied)
         for part in self._parts:
-            part.load(state)
+            part.load_state(state)
 
 
 SLICES = 8  # evaluation sets that get a column
@@ -423,7 +423,7 @@ class FrameworkCollector(Collector):
             return None
         return self.total_steps - self.steps_before
 
-    def ended(self, steps: Optional[int] = None, stopped: bool = False) -> None:
+    def record_loop_end(self, steps: Optional[int] = None, stopped: bool = False) -> None:
         """The loop of the library ends, or the process does before it.
 
         Args:

@@ -47,7 +47,7 @@ class Entry(NamedTuple):
     since: int
     until: Optional[int]
 
-    def in_force(self, attempt: Optional[int]) -> bool:
+    def applies_to_attempt(self, attempt: Optional[int]) -> bool:
         """Return whether it applies to processes of this launch; None: of the next one."""
         if attempt is None:
             return self.until is None
@@ -100,7 +100,7 @@ class Manifest:
         self._read = None
         self.refresh()
 
-    def holds(self, name: Any) -> bool:
+    def is_quarantined(self, name: Any) -> bool:
         """Return whether a shard of this name, in any spelling, is in quarantine."""
         if not self.shards:
             return False
@@ -112,7 +112,7 @@ class Manifest:
             document = json.loads(files.read_file(path))
             generation = int(document.get("generation", 0))
             attempt = None if 0 < generation == self._hastened else self._attempt
-            entries = [e for e in map(_entry, document["entries"]) if e.in_force(attempt)]
+            entries = [e for e in map(_entry, document["entries"]) if e.applies_to_attempt(attempt)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             self.error = f"the quarantine cannot be read: {type(error).__name__}: {error}"
             return
@@ -165,7 +165,7 @@ class ShardLists:
         """Whether there is anything to filter or to put back."""
         return bool(self._manifest.shards or self._changed)
 
-    def begins(self, loader: Any) -> None:
+    def filter_before_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: filter the lists of its dataset."""
         dataset = getattr(loader, "dataset", None)
         # Persistent workers keep the list that they began with.
@@ -204,7 +204,7 @@ class ShardLists:
         was, now = self._changed.get(key, (value, value))
         if value is not now:  # the job replaced the list
             was = value
-        allowed = [entry for entry in was if not self._manifest.holds(_name(entry))]
+        allowed = [entry for entry in was if not self._manifest.is_quarantined(_name(entry))]
         self._changed.pop(key, None)
         new = was
         if len(allowed) < len(was):
@@ -302,18 +302,20 @@ class QuarantineCollector(Collector):
 
     # ── a loader ──────────────────────────────────────────────────────────────────────────────
 
-    def holds(self, origins: Iterable[Origin]) -> bool:
+    def must_skip_batch(self, origins: Iterable[Origin]) -> bool:
         """Return whether a batch from there must be passed over; it is counted then."""
         if self._exhausted or not self.manifest.shards:
             return False
-        quarantined = [origin.shard for origin in origins if self.manifest.holds(origin.shard)]
+        quarantined = [
+            origin.shard for origin in origins if self.manifest.is_quarantined(origin.shard)
+        ]
         if not quarantined or not self._alone(quarantined[0]):
             return False
         self.passed[shorten_name(quarantined[0])] += 1
         self.wake()
         return True
 
-    def exhausted(self) -> None:
+    def disable_skipping(self) -> None:
         """A loader has nothing else to hand out: from now on it is left alone."""
         self._exhausted = True
         self.report(
@@ -330,14 +332,14 @@ class QuarantineCollector(Collector):
             if shard is not None and shard not in self._asked:
                 self._asked[shard] = None
                 self.wake()
-        return self.manifest.holds(name)
+        return self.manifest.is_quarantined(name)
 
     # ── a step ────────────────────────────────────────────────────────────────────────────────
 
     def measure(self, update: Update) -> None:
         if not self.manifest.batches or update.skip:
             return
-        fingerprint = self._batch.so_far()
+        fingerprint = self._batch.step_fingerprint()
         if fingerprint in self.manifest.batches:
             update.skip = "quarantine"
             self._updates += 1

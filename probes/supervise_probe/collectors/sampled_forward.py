@@ -160,7 +160,7 @@ class AttentionCollector(Collector):
         super().__init__(context)
         self._heads: set[str] = set()
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         for rank in range(HEADS) if f"{HEAD}0" in values else ():
             logit, position = values.pop(f"{HEAD}{rank}", None), values.pop(f"{PLACE}{rank}", None)
             if logit is None or position is None or logit == -inf:

@@ -451,7 +451,7 @@ class FlopsCollector(Collector):
         self._tokens = self._pairs = 0  # of a token and a position that it attends to
         self.description = "no step yet"
 
-    def saw(self, shape: Sequence[int]) -> int:
+    def count_tokens_of_shape(self, shape: Sequence[int]) -> int:
         """Tokens of this shape went into the model; returns how many."""
         tokens = math.prod(shape)
         self._tokens += tokens
@@ -478,7 +478,7 @@ class FlopsCollector(Collector):
         flops = model.per_token * tokens + model.per_pair * pairs
         values["mfu"] = 100.0 * flops / (step.elapsed_ns / 1e9) / peak
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         tokens, elapsed = values.get("tokens_per_update"), values.get("step_time")
         if self._peak and self._model and tokens and elapsed and "mfu" not in values:
             values["mfu"] = 100.0 * self._model.per_token * tokens / elapsed / self._peak

@@ -49,7 +49,7 @@ class TokenTable:
         self.padding: Optional[int] = None
         self.unseen: dict[str, str] = {}
 
-    def look(self) -> None:
+    def find_embedding(self) -> None:
         """Look at the modules, if they are others than before."""
         self._waits -= 1
         changes = self._registry.modules.changes
@@ -91,7 +91,9 @@ class SequenceLengths:
         self._tokens = 0  # padding included
         self._inside: Number = 0.0
 
-    def saw(self, ids: Any, kept: Any, named: Mapping[str, Any], padding: Optional[int]) -> None:
+    def add_micro_batch(
+        self, ids: Any, kept: Any, named: Mapping[str, Any], padding: Optional[int]
+    ) -> None:
         """Take the ids of a micro-batch, what was kept of them, and what went in by name."""
         lengths = None
         width = int(ids.shape[1]) if ids.dim() == 2 else 0
@@ -108,7 +110,7 @@ class SequenceLengths:
         if lengths is not None and lengths.numel():
             self._lengths.append(lengths)
 
-    def take(self) -> dict[str, Number]:
+    def take_step_metrics(self) -> dict[str, Number]:
         """Return the metrics of the step."""
         values: dict[str, Number] = {}
         if self._tokens:
@@ -159,7 +161,7 @@ class SequenceLengths:
         return bounds.diff() if bounds.numel() > 2 else None
 
 
-def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return what went in by name: keywords, and items of a dict."""
     named: dict[str, Any] = {}
     for value in args:

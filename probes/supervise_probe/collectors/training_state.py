@@ -257,7 +257,7 @@ class OptimizerStateCollector(Collector):
         if ratio is not None:
             values["adam_rms_ratio"] = ratio
 
-    def finish(self, values: dict[str, float]) -> None:
+    def add_derived_values(self, values: dict[str, float]) -> None:
         if values.get("opt_state_finite") == 0.0:
             self._places.update(self._last)
 

@@ -127,7 +127,7 @@ class UpdatesCollector(Collector):
         self._snapshot(update)
         self._cost_ns += thread_time_ns() - began
 
-    def demand(self, update: Update) -> None:
+    def force_measurement(self, update: Update) -> None:
         """Measure `update`, whose weights are still the old ones, and those of the next steps."""
         pace, step = self.pace, self._position.step
         self._sets.dense_until = max(self._sets.dense_until, step + 1 + DEMANDED)
@@ -146,7 +146,7 @@ class UpdatesCollector(Collector):
             if self._copies.several:
                 copies.spread(self._copies.groups(params))
             self._kept[update.optimizer] = copies
-        copies.freshen(self._passed)
+        copies.recopy_if_changed(self._passed)
         self._stepping = copies
 
     def after_update(self, update: Update) -> None:
@@ -155,7 +155,9 @@ class UpdatesCollector(Collector):
             return
         began = thread_time_ns() if self.pace.every > 1 else 0
         share = copies.weight_share
-        moved, weight = (0.0, copies.weight) if update.skip else copies.advance()
+        moved, weight = (
+            (0.0, copies.weight) if update.skip else copies.squared_update_and_weight_norms()
+        )
         if self._copies.several:
             moved_share = 0.0 if update.skip else copies.moved_share
             self._shares = self._shares[0] + moved_share, self._shares[1] + share
@@ -173,7 +175,7 @@ class UpdatesCollector(Collector):
         if self._cost_ns:
             cost_ns, self._cost_ns = self._cost_ns, 0
             if step.elapsed_ns is not None and self._passed:
-                self.pace.weigh(cost_ns, step.elapsed_ns)
+                self.pace.adjust_interval(cost_ns, step.elapsed_ns)
         self._passed = False
         moved, weight = squares[0] ** 0.5, squares[1] ** 0.5
         values["update_norm"] = moved
@@ -184,8 +186,8 @@ class UpdatesCollector(Collector):
                 values["update_square_share"], values["weight_square_share"] = self._shares
             self._shares, self._shared = (0.0, 0.0), True
 
-    def finish(self, values: dict[str, float]) -> None:
-        if self.pace.every > 1 and self._unrest.look(values):
+    def add_derived_values(self, values: dict[str, float]) -> None:
+        if self.pace.every > 1 and self._unrest.add_and_is_unusual(values):
             self._sets.dense_until = self._position.step + 1 + ALARM_STEPS
 
     def relax(self) -> bool:
@@ -246,7 +248,7 @@ class TensorGroup:
         """Return the squared norm of the newest values."""
         return self._square(self._new[2], scalars)
 
-    def moved(self, scalars: Scalars) -> Number:
+    def squared_difference_norm(self, scalars: Scalars) -> Number:
         """Return the squared norm of newest less old. Spoils the old ones."""
         self._old[0].sub_(self._new[0])
         return self._square(self._old[2], scalars)
@@ -296,11 +298,11 @@ class OldWeights:
         self._copies = {id(tensor): copies for copies, tensor in local}
         self.spread_known = bool(groups)
 
-    def freshen(self, passed: bool) -> None:
+    def recopy_if_changed(self, steps_unmeasured: bool) -> None:
         """Read the weights again if they changed since the last measured step.
 
         Args:
-            passed: steps were made since then that were not measured.
+            steps_unmeasured: steps were made since then that were not measured.
         """
         self._age += 1
         tensors, previous_stamps = self._tensors, self._stamps
@@ -308,14 +310,14 @@ class OldWeights:
             return
         stamp = _stamp(tensors[0])
         if self._age % LOOK and (
-            previous_stamps[0] == stamp or (passed and previous_stamps[0][1] == stamp[1])
+            previous_stamps[0] == stamp or (steps_unmeasured and previous_stamps[0][1] == stamp[1])
         ):
-            if not passed:
+            if not steps_unmeasured:
                 return
         else:
             stamps = list(map(_stamp, tensors))
             rotate = self._sampled and self._age and self._age % ROTATE == 0
-            if stamps == previous_stamps and not rotate and not passed:
+            if stamps == previous_stamps and not rotate and not steps_unmeasured:
                 return
             if rotate or [address for _, address in stamps] != [
                 address for _, address in previous_stamps
@@ -331,7 +333,7 @@ class OldWeights:
             if self.spread_known:
                 self.weight_share = self.weight_share + square / kind.copies
 
-    def advance(self) -> tuple[Number, Number]:
+    def squared_update_and_weight_norms(self) -> tuple[Number, Number]:
         """Return squared norms of the update and of the old weights; keep the new ones."""
         moved: Number = 0.0
         weight: Number = 0.0
@@ -339,7 +341,7 @@ class OldWeights:
         weight_share: Number = 0.0
         for kind in self._kinds:
             kind.read()
-            square = kind.moved(self._scalars)
+            square = kind.squared_difference_norm(self._scalars)
             moved = moved + square
             if self.spread_known:
                 moved_share = moved_share + square / kind.copies

@@ -65,7 +65,7 @@ class FaultInjector:
             # What is for a rank that does not exist, rank 0 refuses when its step comes.
             if order.get("rank") in (None, self._context.position.rank) or self._is_first():
                 self._plan(order, index)
-        self.begin(self._context.position.step)
+        self.begin_step(self._context.position.step)
         self._called = True  # the forward of a step that is under way was not seen
 
     def _is_first(self) -> bool:
@@ -80,7 +80,7 @@ class FaultInjector:
         except (KeyError, TypeError, ValueError) as error:
             self._context.reporter.notice("drill", f"drill {order} cannot run: {error}")
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Step `step` is about to begin."""
         if not self._waiting and not self._active:
             return

@@ -228,7 +228,7 @@ def _around(
 
     @hidden
     def unseen(optimizer: Any) -> None:
-        listeners.step.stepped_unseen(optimizer)
+        listeners.step.on_unwatched_step(optimizer)
 
     def first_evaluation(update: Update, closure: Callable[..., Any]) -> Callable[..., Any]:
         @hidden_from_stacklevel
@@ -258,7 +258,7 @@ def _around(
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
         @hidden_from_stacklevel
         def step(*args: Any, **kwargs: Any) -> Any:
-            if gate.inside or (gate.absent() and not claims()):
+            if gate.inside or (gate.must_bypass() and not claims()):
                 result = inner(*args, **kwargs)
                 unseen(args[0])
                 return result
@@ -295,11 +295,11 @@ def _around(
                     listeners.step.abandon(update)
                 raise
             finally:
-                if listeners.step.rate.changed:
+                if listeners.step.rate.is_scaled:
                     restore()
                 gate.inside = False
             after_step(update)
-            listeners.step.boundary.cross()
+            listeners.step.boundary.run_due_work()
             return result
 
         return step

@@ -82,7 +82,7 @@ def _around_backward(
 
     @hidden_from_stacklevel
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if gate.in_backward or gate.absent():
+        if gate.in_backward or gate.must_bypass():
             return original(tensors, *args, **kwargs)
         if hasattr(tensors, "__next__"):  # one pass is all that an iterator gives
             tensors = tuple(tensors)
@@ -116,9 +116,9 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
             result = original(self, *args, **kwargs)
             if not compiling():
                 tracker = listeners.step.tracker
-                if tracker.accumulates and not tracker.repeats and not gate.absent():
-                    listeners.step.zeroed(self)
-                elif not tracker.entries and not gate.absent():
+                if tracker.accumulates and not tracker.repeats and not gate.must_bypass():
+                    listeners.step.on_zero_grad(self)
+                elif not tracker.entries and not gate.must_bypass():
                     listeners.step.prepares()
             return result
 
@@ -162,7 +162,7 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) 
             listeners.step.scaler_stepped(optimizer, entries)
         finally:
             listeners.step.scaler_left()
-        listeners.step.boundary.cross()
+        listeners.step.boundary.run_due_work()
         return result
 
     for original, ours in ((scale, scale_), (unscale, unscale_), (step, step_)):
@@ -182,7 +182,7 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
         @functools.wraps(original)
         @hidden_from_stacklevel
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiling() or gate.absent():
+            if compiling() or gate.must_bypass():
                 return original(parameters, *args, **kwargs)
             if isinstance(parameters, torch.Tensor):
                 params = [parameters]
@@ -250,7 +250,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 elif losses.onlooker is not None:
                     losses.onlooker(input)
                 elif not torch.is_grad_enabled():
-                    losses.evaluation.took(target, ignored, reduction, result)
+                    losses.evaluation.add_loss(target, ignored, reduction, result)
             return result
 
         replace(name, original, loss)
@@ -269,7 +269,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 and result.requires_grad
                 and not gate.off_duty()
             ):
-                losses.paired_loss_taken(input, target, result, original, args, kwargs)
+                losses.keep_loss_pair(input, target, result, original, args, kwargs)
             return result
 
         replace(name, original, loss)

@@ -94,7 +94,7 @@ def in_checkpoint_phase(
         listener = listeners.saves
         if listener.reports.saving or gate.off_duty():
             return original(*args, **kwargs)
-        listener.reports.begins()
+        listener.reports.enter_checkpoint_phase()
         began = monotonic_ns()
         try:
             result = original(*args, **kwargs)
@@ -103,7 +103,7 @@ def in_checkpoint_phase(
                 guard.run(part, on_save, seconds, args, kwargs)
             return result
         finally:
-            listener.reports.ends()
+            listener.reports.leave_checkpoint_phase()
 
     return save
 
@@ -394,7 +394,7 @@ def listen_pipeline(hold: HookContext, library: Any) -> None:
     stage.scale_grads = call_beside(hold, stage.scale_grads, observe, "loss")
 
 
-def listen_accelerate(hold: HookContext, library: Any) -> None:
+def patch_accelerate_saves(hold: HookContext, library: Any) -> None:
     """Stand around `save_state`. Raises AttributeError: this version has no such thing."""
     accelerator = library.Accelerator
 
@@ -410,7 +410,7 @@ def listen_accelerate(hold: HookContext, library: Any) -> None:
     accelerator.save_state = wrap_save(hold, accelerator.save_state, save_target)
 
 
-def listen_fabric(hold: HookContext, library: Any) -> None:
+def patch_fabric_saves(hold: HookContext, library: Any) -> None:
     """Stand around `save`. Raises AttributeError: this version has no such thing."""
     fabric = library.Fabric
 
@@ -424,9 +424,9 @@ ADAPTERS = {
     "transformers": listen_trainer,
     "lightning": listen_lightning,
     "pytorch_lightning": listen_lightning,
-    "accelerate.accelerator": listen_accelerate,
-    "lightning.fabric.fabric": listen_fabric,
-    "lightning_fabric.fabric": listen_fabric,
+    "accelerate.accelerator": patch_accelerate_saves,
+    "lightning.fabric.fabric": patch_fabric_saves,
+    "lightning_fabric.fabric": patch_fabric_saves,
     "torch.distributed.fsdp.fully_sharded_data_parallel": listen_fsdp,
     "torch.distributed.pipelining.stage": listen_pipeline,
 }

@@ -12,7 +12,7 @@ from ..runtime.guard import is_from_signal_handler
 
 if TYPE_CHECKING:
     from ..checkpoints.resume import Resume, SaveReports
-    from ..collectors.batch import BatchCollector, StreamCopies
+    from ..collectors.batch import BatchCollector, WorkerCopyDetector
     from ..collectors.gradient import GradientCollector, GroupsCollector
     from ..collectors.job_wiring import JobWiringCollector
     from ..collectors.loss import LossCollector
@@ -43,10 +43,10 @@ class TrainerListener:
 
     def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
         self.trained_by, self.length = library.trained_by, library.length
-        self.ended = library.ended
+        self.ended = library.record_loop_end
         self.epoch, self.report = library.epoch, library.report
         self.take_order = library.take_order
-        self.steer, self.began = resume.steer, resume.began
+        self.steer, self.began = resume.steer, resume.report_outcome
 
 
 class Listeners:
@@ -165,12 +165,12 @@ class StepListener:
         reporter = self._reporter
         if self.tracker.accumulates or reporter.phase != "step":  # else a step's end was a sign
             reporter.beat("step")
-        self.tracker.saw_backward(loss, bool(retains))
+        self.tracker.on_backward(loss, bool(retains))
         self._batches.before_backward()
 
-    def zeroed(self, owner: Any) -> None:
+    def on_zero_grad(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed behind a backward."""
-        self._guard.run(self._core, self._discards.zeroed, owner)
+        self._guard.run(self._core, self._discards.on_zero_grad, owner)
 
     def prepares(self) -> None:
         """The gradients were zeroed before the first step: the model is about to be called."""
@@ -183,12 +183,12 @@ class StepListener:
         sets = self._sets
         if "gradients" in sets.due:
             clip_squares = self._groups.before_clip
-            sets.run("gradients", self._gate.without_grad, clip_squares, params)
+            sets.run("gradients", self._gate.call_without_grad, clip_squares, params)
 
     def clipped(self, params: list[Any], norm: Any, limit: Any, joint: bool = False) -> None:
         """They had this norm, None where it is not known, and this limit; `joint`: see `Clip`."""
         gradient = self._gradient
-        self._guard.run(self._gradient_part, gradient.saw_clip, params, norm, limit, joint)
+        self._guard.run(self._gradient_part, gradient.record_clip_norm, params, norm, limit, joint)
 
     def averaged(self, parts: int) -> None:
         """The gradients were divided by the number of micro-batches, whose losses were not."""
@@ -198,11 +198,11 @@ class StepListener:
 
     def scaled(self, scaler: Any, outputs: Any, result: Any) -> None:
         """`scaler.scale(outputs)` returned `result`."""
-        self._guard.run(self._core, self._scaling.saw_scale, scaler, outputs, result)
+        self._guard.run(self._core, self._scaling.on_scale, scaler, outputs, result)
 
     def unscaled(self, optimizer: Any) -> None:
         """`scaler.unscale_(optimizer)` was called."""
-        self._guard.run(self._core, self._scaling.saw_unscale, optimizer)
+        self._guard.run(self._core, self._scaling.on_unscale, optimizer)
 
     def scaler_steps(self, scaler: Any) -> int:
         """`scaler.step` begins; return what `scaler_stepped` is to be given."""
@@ -212,8 +212,8 @@ class StepListener:
     def scaler_stepped(self, optimizer: Any, entries: int) -> None:
         """It is over: if it never called `optimizer.step`, the gradients overflowed."""
         if self.tracker.entries == entries:
-            without_grad = self._gate.without_grad
-            self._guard.run(self._core, without_grad, self.tracker.overflowed, optimizer)
+            without_grad = self._gate.call_without_grad
+            self._guard.run(self._core, without_grad, self.tracker.on_overflow, optimizer)
 
     def scaler_left(self) -> None:
         """It is over, or raised."""
@@ -223,12 +223,12 @@ class StepListener:
 
     def steps_first(self) -> bool:
         """Whether this thread is the first to step, and is watched from here on."""
-        return self._threads.steps_first()
+        return self._threads.claim_first_step()
 
-    def stepped_unseen(self, optimizer: Any) -> None:
+    def on_unwatched_step(self, optimizer: Any) -> None:
         """A step that is not looked at has just been made, perhaps in another thread."""
         try:  # not `guard.run`: the clocks are of the thread that is watched
-            self._threads.stepped(optimizer)
+            self._threads.on_step(optimizer)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
@@ -236,7 +236,7 @@ class StepListener:
 
     def before_step(self, optimizer: Any, closure: bool) -> Optional[Update]:
         """An optimizer is about to step; None when there is nothing to be seen of it."""
-        guard, without_grad = self._guard, self._gate.without_grad
+        guard, without_grad = self._guard, self._gate.call_without_grad
         update: Optional[Update] = guard.run(
             guard.core, without_grad, self.tracker.before_step, optimizer, closure
         )
@@ -244,12 +244,12 @@ class StepListener:
 
     def measure(self, update: Update) -> None:
         """Its gradients are final, after the first evaluation of its closure."""
-        without_grad = self._gate.without_grad
+        without_grad = self._gate.call_without_grad
         self._guard.run(self._core, without_grad, self.tracker.measure, update)
 
     def limit(self, update: Update) -> None:
         """They are again, after another evaluation."""
-        without_grad = self._gate.without_grad
+        without_grad = self._gate.call_without_grad
         self._guard.run(self._core, without_grad, self._safeguards.limit, update)
 
     def abandon(self, update: Update) -> None:
@@ -258,11 +258,11 @@ class StepListener:
 
     def restore_rate(self) -> None:
         """Put back the learning rate that the job had set."""
-        self._guard.run(self._core, self.rate.restore)
+        self._guard.run(self._core, self.rate.restore_job_rates)
 
     def after_step(self, update: Update) -> None:
         """It has stepped, or was kept from it."""
-        without_grad = self._gate.without_grad
+        without_grad = self._gate.call_without_grad
         self._guard.run(self._core, without_grad, self.tracker.after_step, update)
 
     def end(self) -> None:
@@ -317,7 +317,7 @@ class ForwardListener:
         self._targets_wanted = self.wants_pair = False
         self.onlooker: Optional[Callable[[Any], None]] = None
 
-    def look_on(self, onlooker: Optional[Callable[[Any], None]]) -> None:
+    def set_onlooker(self, onlooker: Optional[Callable[[Any], None]]) -> None:
         """Let it see them, until it is None again."""
         self.onlooker = onlooker
 
@@ -355,7 +355,7 @@ class ForwardListener:
         if self.drills.active:
             args, kwargs = self.drills.forward(root, args, kwargs)
         if not self._tracker.repeats:
-            self._batches.inputs(args, kwargs)
+            self._batches.add_inputs(args, kwargs)
         return args, kwargs
 
     def before_sampled_forward(
@@ -396,14 +396,14 @@ class ForwardListener:
             return
         if self._inferred.pending:
             self._inferred.sign()
-        self._batches.targets(target, ignored, loss, reduction, result)
+        self._batches.add_targets(target, ignored, loss, reduction, result)
         if self._targets_wanted and self._keep_targets is not None:
             self._targets_wanted = False
             self._keep_targets(logits, target, ignored)
         if self._sampler.wants_logits:
-            self._sampler.saw_logits(logits)
+            self._sampler.add_logits(logits)
 
-    def paired_loss_taken(
+    def keep_loss_pair(
         self, output: Any, target: Any, result: Any, take: Callable[..., Any], *options: Any
     ) -> None:
         """`result` is what `take` gave of these, with these positional and keyword options."""
@@ -448,7 +448,7 @@ class LoaderListener:
         batch: BatchCollector,
         shards: ShardTracker,
         quarantine: QuarantineCollector,
-        streams: StreamCopies,
+        streams: WorkerCopyDetector,
         attach: Callable[[], None],
     ) -> None:
         """`attach`: sees the calls of the outermost modules."""
@@ -460,38 +460,38 @@ class LoaderListener:
         self._shards_part, self._held_part = guard.part("shards"), guard.part("quarantine")
         self._wiring_part = guard.part("job_wiring")
 
-    def saw(self, iterator: Any, batch: Any, reported: int) -> bool:
+    def must_skip_batch(self, iterator: Any, batch: Any, reported: int) -> bool:
         """Return whether the batch must be passed over; else it is a step's."""
         guard, shards, quarantine = self._guard, self.shards, self._held
         origins = guard.run(self._shards_part, shards.origins, iterator, batch, reported) or []
         if (
             origins
             and quarantine.manifest.shards
-            and guard.run(self._held_part, quarantine.holds, origins)
+            and guard.run(self._held_part, quarantine.must_skip_batch, origins)
         ):
             return True
         if self._streams.is_open:
-            guard.run(self._wiring_part, self._streams.see, iterator, batch)
+            guard.run(self._wiring_part, self._streams.add_loader_batch, iterator, batch)
         # The outermost module shows its input better, once it is known and if it is given tensors.
         if not self._batch.seen:
             guard.run(guard.part("batch"), self._saw_batch, batch)
-        guard.run(self._shards_part, shards.loaded, iterator, origins)
+        guard.run(self._shards_part, shards.add_loaded_batch, iterator, origins)
         return False
 
     def _saw_batch(self, batch: Any) -> None:
-        self._batch.saw_loaded(_members(batch))
+        self._batch.hash_loaded_batch(_members(batch))
         self._attach()
 
     def exhausted(self) -> None:
         """Nothing else is handed out than what is in quarantine."""
-        self._guard.run(self._held_part, self._held.exhausted)
+        self._guard.run(self._held_part, self._held.disable_skipping)
 
-    def pass_begins(self, loader: Any) -> None:
+    def before_data_pass(self, loader: Any) -> None:
         """A pass over the data is about to begin; its workers are forked before the first step."""
         if getattr(loader, "num_workers", 0):
             part = self._guard.part("evidence", share=1.0)
             self._guard.run(part, evidence.dump_stacks_on_signals, self._marks)
-        self._guard.run(self._held_part, self._held.lists.begins, loader)
+        self._guard.run(self._held_part, self._held.lists.filter_before_pass, loader)
 
 
 def _members(batch: Any) -> list[Any]:

@@ -43,7 +43,7 @@ def patch_loader(
 
     @hidden
     def saw(iterator: Any, batch: Any, reported: int) -> bool:
-        return listeners.loader.saw(iterator, batch, reported)
+        return listeners.loader.must_skip_batch(iterator, batch, reported)
 
     @hidden_from_stacklevel
     def following(self: Any) -> Any:
@@ -86,7 +86,7 @@ def patch_loader(
     @hidden_from_stacklevel
     def start(self: Any) -> Any:
         if not gate.off_duty() and torch.is_grad_enabled():
-            listeners.loader.pass_begins(self)
+            listeners.loader.before_data_pass(self)
         return begin(self)
 
     iterator.__next__ = functools.wraps(original)(hidden(following, recursive=False))
@@ -152,7 +152,7 @@ def _timer(
                 waits = False
                 times.leaves(kind)
                 part = "forward" if gate.in_forward else "backward" if gate.in_backward else ""
-                times.waited(monotonic_ns() - began, part)
+                times.add_collective_wait(monotonic_ns() - began, part)
 
         return functools.wraps(original)(hidden(collective, recursive=False))
 

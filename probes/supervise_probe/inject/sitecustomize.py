@@ -81,7 +81,7 @@ def watch_end() -> None:
     import atexit
     import faulthandler
 
-    atexit.register(leave, record_exit_calls())
+    atexit.register(record_exit_error, record_exit_calls())
     if not faulthandler.is_enabled() and "--multiprocessing-fork" not in ARGV:
         path = os.path.join(os.path.splitext(CONFIG)[0], "boot.%d" % PID)
         safe = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -113,16 +113,16 @@ def record_exit_calls() -> "Dict[int, Any]":
     return deferred
 
 
-def leave(deferred: "Dict[int, Any]") -> None:
+def record_exit_error(exit_calls: "Dict[int, Any]") -> None:
     """Record the error that ends this process, if one does; its exit code stays."""
     try:
-        status, frames = deferred.get(get_ident(), (None, ()))
+        status, frames = exit_calls.get(get_ident(), (None, ()))
         error = getattr(sys, "last_value", None)
         # Nothing is recorded of an interrupt, and what a first import evaluates makes its 130 a 1.
         if isinstance(error, KeyboardInterrupt):
             return
         if error is not None or status not in (None, 0):
-            load().leave(os.path.splitext(CONFIG)[0], status, frames)
+            load().record_exit_error(os.path.splitext(CONFIG)[0], status, frames)
     except Exception:  # the job ends as it would have
         pass
 

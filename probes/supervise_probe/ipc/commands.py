@@ -68,7 +68,7 @@ class Boundaries:
         self._position = position
         self._seen: deque[tuple[int, int, int]] = deque(maxlen=COMPARED)
 
-    def cross(self) -> None:
+    def record_collective_number(self) -> None:
         """A step has just ended: 0.8 us."""
         try:
             number = self._groups.WORLD._get_sequence_number_for_group()
@@ -145,7 +145,7 @@ class Commands:
             KeyboardInterrupt: after a `stop` was acknowledged.
         """
         if self._boundaries is not None:
-            self._boundaries.cross()
+            self._boundaries.record_collective_number()
         if not self._arrived and self._fence is None:
             return
         if not self._part.on:
@@ -155,7 +155,7 @@ class Commands:
             self._meet_fence()
             while self._paused_ns and self._part.on:
                 time.sleep(POLL_S)
-                self._guard.wait(self._part, self._while_paused)
+                self._guard.run_while_waiting(self._part, self._while_paused)
                 self._meet_fence()
         except BaseException:  # of a signal handler: whoever catches it has a job that goes on
             self._guard.run(self._part, self._end_pause, "an exception interrupted the pause")
@@ -172,7 +172,7 @@ class Commands:
         self._mailbox.mark_boundary(self._position.step)
         self._arrived += self._mailbox.poll()
 
-    def before_update(self) -> None:
+    def run_early_commands(self) -> None:
         """Carry out what the first update that it can reach needs; the rest waits for `run`."""
         arrived = self._mailbox.poll()
         if arrived:
@@ -321,7 +321,7 @@ class Commands:
 
     def do_outcome(self, args: dict[str, Any]) -> dict[str, Any]:
         """Answer once more to the command of a fence, for a supervisor that came later."""
-        return {"known": self._mailbox.repeat(str(args["key"]))}
+        return {"known": self._mailbox.resend_answer(str(args["key"]))}
 
     def _meet_fence(self) -> None:
         """Wait for the verdict where it was promised, and carry it out."""
@@ -336,7 +336,7 @@ class Commands:
             reason = f"rank {rank} passed step {order.step}"
         try:
             while self._part.on and step == order.step and elapsed_s(began) < order.wait_s:
-                verdict = self._guard.wait(self._part, fences.read_verdict, path)
+                verdict = self._guard.run_while_waiting(self._part, fences.read_verdict, path)
                 if verdict is not None:
                     break
                 time.sleep(VERDICT_POLL_S)
@@ -389,7 +389,7 @@ class Commands:
         try:
             rate.scale(value, steps, self._position.step)
             if value == 1.0 and rate.hold is not None:
-                rate.let_go()
+                rate.clear_hold()
         except OSError as error:
             self._reporter.notice("note", f"a relaunch will not know this learning rate: {error}")
         # A re-warm is another matter: it goes on, and the rate used is the product of both.
@@ -398,21 +398,23 @@ class Commands:
 
     def do_hold_rate(self, args: dict[str, Any]) -> dict[str, Any]:
         if args.get("lift"):
-            self._rate.let_go()
+            self._rate.clear_hold()
             return {"groups": 0}
         infos = [info for info in self._optimizers.known.values() if info.reference() is not None]
         before_step, release = int(args["before_step"]), int(args["release"])
         if "limit" in args:
-            levels = self._rate.hold_below(infos, before_step, float(args["limit"]), release)
+            levels = self._rate.hold_at_limit(infos, before_step, float(args["limit"]), release)
         else:
-            levels = self._rate.hold_at(infos, before_step, float(args["within"]), release)
+            levels = self._rate.hold_at_healthy_level(
+                infos, before_step, float(args["within"]), release
+            )
         if not levels:
             raise Refused(
                 f"no parameter group has a rate from before step {before_step} that is known on "
                 "the host: a tensor on a device is none"
             )
         try:
-            self._rate.keep_hold()
+            self._rate.save_hold()
         except OSError as error:
             self._reporter.notice("note", f"a relaunch will not hold this learning rate: {error}")
         return {"rate_limit": levels.get(0), "groups": len(levels)}

@@ -74,7 +74,7 @@ class Publisher:
         self.muted = False
 
     @property
-    def waiting(self) -> int:
+    def frames_waiting(self) -> int:
         """How many frames wait for a device."""
         return len(self._drafts)
 
@@ -161,7 +161,7 @@ class JobReports:
         self._waiting: dict[str, str] = {}  # name -> why it is left out
         self._listed: set[str] = set()
 
-    def take(self, values: Mapping[str, Any]) -> None:
+    def add_values(self, values: Mapping[str, Any]) -> None:
         """Keep `values` for the next frame, as many as a frame has room for."""
         if not self.adapted:
             self.adapted = True

@@ -4,7 +4,7 @@ Rules that `Writer` keeps: the file is complete before it gets its name; its spa
 before it is mapped, since a hole in a full /dev/shm would kill the job with SIGBUS; a frame is
 published with no system call and no lock; nothing here waits for the supervisor. After a fork the
 child's copy is inert: the segment belongs to the process that made it. Call it from the training
-thread, except `beat`, which any thread may call.
+thread, except `write_heartbeat`, which any thread may call.
 
 `Mailbox` hands a command out once. Whoever carries it out answers with `ack`; the answer is
 remembered by the command's key, so that a supervisor which asks again, after a crash or out of
@@ -151,7 +151,7 @@ class Writer:
             memory = mmap.mmap(descriptor, header.file_size, flags=flags)
             memory[: len(packed)] = packed
             writer = cls(fresh, header, memory)
-            writer.beat(created_ns, wire.PHASES.index("startup"))
+            writer.write_heartbeat(created_ns, wire.PHASES.index("startup"))
             writer.path = _link(fresh, os.path.join(directory, f"rank-{rank}.{pid}"))
         finally:
             os.close(descriptor)
@@ -247,14 +247,14 @@ class Writer:
         self._patterns[pattern] = self._low, self._high, places
         return [0.0 if value is None else value for value in values]
 
-    def beat(self, at_ns: int, phase: int) -> None:
+    def write_heartbeat(self, at_ns: int, phase: int) -> None:
         """Say that the job lives; `phase` is an index into `wire.PHASES`."""
         if self._closed:
             return
         word = at_ns & -8 | phase
         _pack_checked(self._map, wire.BEAT_AT, word, word ^ wire.ALL_ONES)
 
-    def collective(self, number: int, index: int, inside: bool) -> None:
+    def write_collective(self, number: int, index: int, inside: bool) -> None:
         """Say which collective the training thread is in, or was in last: 0.3 us."""
         if self._closed:
             return
@@ -265,7 +265,7 @@ class Writer:
         """Return when the newest beat was."""
         return self._checked(wire.BEAT_AT, 0) & -8
 
-    def status(self, status: Mapping[str, Any]) -> None:
+    def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace the status, a JSON object of about 4 KB; longer strings and lists are clipped.
 
         Raises:
@@ -327,7 +327,7 @@ class Writer:
         self._at_keep = self._checked(wire.KEEP_AT, self._at_keep)
         return self._at_keep
 
-    def spare_before(self, now_ns: int) -> int:
+    def savepoint_retention_bound(self, now_ns: int) -> int:
         """Return the step before which the newest savepoint is to stay, 0 for none."""
         self._at_spare = self._checked(wire.SPARE_AT, self._at_spare)
         until_at = wire.SPARE_AT + wire.CHECKED.size
@@ -423,7 +423,7 @@ class Mailbox:
         if head == self._commands.next:
             return []
         commands = []
-        for seq, lost, raw in self._commands.take(head, wire.LETTER_SLOTS):
+        for seq, lost, raw in self._commands.read_until(head, wire.LETTER_SLOTS):
             command = None if raw is None else _command(seq, raw)
             if command is None:
                 self.bad += lost or 1
@@ -457,14 +457,14 @@ class Mailbox:
         self._answers[command.key] = answer
         self._writer.post(answer)
 
-    def repeat(self, key: str) -> bool:
+    def resend_answer(self, key: str) -> bool:
         """Send the answer to a command once more; False: there is none yet."""
         answer = self._answers.get(key)
         if answer is not None:
             self._writer.post(answer)
         return answer is not None
 
-    def notice(
+    def send_notice(
         self, kind: str, message: str, step: int, data: Optional[Mapping[str, Any]] = None
     ) -> None:
         """Report something about the watching itself; see `Notice` for the kinds."""

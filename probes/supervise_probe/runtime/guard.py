@@ -156,7 +156,7 @@ class Guard:
             for mode in reversed(modes):
                 stack._push_mode(mode)
 
-    def wait(self, part: Part, function: Callable[..., Any], *args: Any) -> Any:
+    def run_while_waiting(self, part: Part, function: Callable[..., Any], *args: Any) -> Any:
         """As `run`, where the job waits for others: what that takes is no cost of the part."""
         clocks, self._clocks = self._clocks, NONE
         try:
@@ -226,7 +226,7 @@ class Guard:
             part.reason = reason
             self._off(part, reason)
 
-    def turn(self) -> None:
+    def finish_step_timing(self) -> None:
         """A step is over, and no part is running: begin to weigh the next, if it is its turn."""
         clocks, self._clocks = self._clocks, NONE
         self.weighed_ns = None
@@ -247,7 +247,7 @@ class Guard:
                 for part in self.parts.values():
                     part.spent_ns = 0
 
-    def judge(self, step_ns: int) -> None:
+    def judge_costs(self, step_ns: int) -> None:
         """A step of `step_ns` ended: every WINDOW steps, weigh costs."""
         if self.blind:
             return
@@ -345,7 +345,7 @@ class Gate:
         self.inside = self.in_backward = self.in_forward = False
         self.thread: Optional[int] = None
 
-    def absent(self) -> bool:
+    def must_bypass(self) -> bool:
         """Whether a hook must do nothing where no functorch transform can be at work.
 
         Off; in another thread than the one that trains; while a tracer or a capture is at work.
@@ -362,10 +362,10 @@ class Gate:
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def off_duty(self) -> bool:
-        """Whether a hook must do nothing: as `absent`, or inside a functorch transform."""
-        return self.absent() or bool(self._transforming())
+        """Whether a hook must do nothing: as `must_bypass`, or inside a functorch transform."""
+        return self.must_bypass() or bool(self._transforming())
 
-    def without_grad(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call_without_grad(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` with gradients off. As `torch.no_grad`, at a tenth of its cost."""
         enabled = self._is_grad_enabled()
         self._set_grad_enabled(False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ..context import Refused
 from ..runtime import files
 from ..runtime.guard import hidden_from_stacklevel
-from .bad_steps import NAME, NonfiniteGuards, Skip, SkipOutliers
+from .bad_steps import NAME, CommandedSkips, NonfiniteGuards, SkipOutliers
 from .update_clip import GradientClip, UpdateClip
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Safeguards:
         self.in_force = in_force
         self.orders = NonfiniteGuards(context, in_force, gradient, loss)
         self.outliers = SkipOutliers(context, in_force, loss)
-        self.skip = Skip(in_force)
+        self.skip = CommandedSkips(in_force)
         self.clip = GradientClip(context, in_force, gradient, limits)
         self.update_clip = UpdateClip(context, in_force, gradient, limits, optimizers)
         self._scale = LossScale(context.registry)
@@ -216,9 +216,9 @@ class Safeguards:
 
     def gradients(self, update: Update) -> None:
         """Check and clip the gradients of `update`, which are final for the first time."""
-        self._guard.run(self._orders_part, self.orders.judge, update)
+        self._guard.run(self._orders_part, self.orders.repair_or_skip, update)
         if self.outliers.busy and not update.skip:
-            self._guard.run(self._outliers_part, self.outliers.judge, update)
+            self._guard.run(self._outliers_part, self.outliers.skip_if_outlier, update)
         if self.in_force.clip_bound is not None and not update.skip:
             self.limit(update)
 
@@ -230,7 +230,7 @@ class Safeguards:
     def before_update(self, update: Update) -> None:
         """Copy the weights of one optimizer, which is about to step."""
         if self.update_clip.rule is not None:
-            self._guard.run(self._update_part, self.update_clip.keep, update)
+            self._guard.run(self._update_part, self.update_clip.copy_weights, update)
 
     def after_update(self, update: Update) -> None:
         """Limit the update of one optimizer, which has stepped or was skipped."""
@@ -243,9 +243,9 @@ class Safeguards:
             safeguard.step_ended()
         self.in_force.acting = any(safeguard.busy for safeguard in self._steps)
 
-    def restored(self, step: int) -> None:
+    def on_rollback(self, step: int) -> None:
         """The weights are those behind `step` again."""
-        self.outliers.restored(step)
+        self.outliers.on_rollback(step)
 
     def end(self) -> None:
         """The process ends."""

@@ -103,7 +103,7 @@ class SkipNonfinite:
         self.why_not = ""
         self._in_row = 0  # newest updates that were not finite, skipped or not
 
-    def why_skip(self, values: tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
+    def explain_skip(self, values: tuple[Optional[Number], Optional[Number]]) -> Optional[str]:
         """Return why the update must not happen, or None.
 
         Args:
@@ -151,7 +151,7 @@ class ZeroNonfinite:
             self._at = (self._at + 1) % self._per
             self._fired[self._at] = False
 
-    def zero(self, norm: Number, gradients: list[Any]) -> Number:
+    def zero_gradients_if_nonfinite(self, norm: Number, gradients: list[Any]) -> Number:
         """Set non-finite elements to zero, if `norm` is not finite and the limit allows it.
 
         Returns:
@@ -193,7 +193,7 @@ class NonfiniteGuards:
         self._replicas = Replicas(context.registry, context.position)
         self._scalars = context.scalars
 
-    def judge(self, update: Update) -> None:
+    def repair_or_skip(self, update: Update) -> None:
         """Repair the final gradients of `update`, or skip the update."""
         if update.scaler is not None:
             return
@@ -207,10 +207,10 @@ class NonfiniteGuards:
             loss = None  # of this rank alone
             if self._gradient.clipped_jointly(update.known):
                 norm = self._joint_norm(update)
-            elif not self._replicas.hold(update.known.ids):
+            elif not self._replicas.contain_all(update.known.ids):
                 self._skip.why_not = APART.format(ranks)
                 return
-        reason = self._skip.why_skip((loss, norm))
+        reason = self._skip.explain_skip((loss, norm))
         if reason:
             self._in_force.acting = True
             update.skip = "safeguard"
@@ -238,7 +238,9 @@ class NonfiniteGuards:
             return False
         order.why_not = ""
         grads = [getattr(p.grad, "_local_tensor", p.grad) for p in update.params]
-        zeroed = order.zero(norm, [g._values() if g.is_sparse else g for g in grads])
+        zeroed = order.zero_gradients_if_nonfinite(
+            norm, [g._values() if g.is_sparse else g for g in grads]
+        )
         zeroed_before = self._in_force.zeroed
         self._in_force.zeroed = zeroed if zeroed_before is None else zeroed_before + zeroed
         if not isinstance(zeroed, float) or not zeroed:
@@ -333,7 +335,7 @@ class Band:
         if self.is_known and self._fit_in <= 0:
             self._fit()
 
-    def back_to(self, step: int) -> None:
+    def forget_rows_after(self, step: int) -> None:
         """The weights are those behind `step` again: forget the rows since."""
         while self._rows and self._rows[-1][0] > step:
             self._rows.pop()
@@ -356,7 +358,7 @@ class OutlierRule:
         self._limits = limits
         self.loss, self.norm = Band(), Band()
 
-    def why_out(self, loss: float, norm: Optional[float], *, follows: bool = False) -> str:
+    def explain_outlier(self, loss: float, norm: Optional[float], *, follows: bool = False) -> str:
         """Return why a batch is an outlier, "" when it is none or too little is known.
 
         Args:
@@ -381,10 +383,10 @@ class OutlierRule:
         if norm:
             self.norm.add(step, math.log(norm), usual=usual)
 
-    def back_to(self, step: int) -> None:
+    def forget_rows_after(self, step: int) -> None:
         """The weights are those behind `step` again."""
-        self.loss.back_to(step)
-        self.norm.back_to(step)
+        self.loss.forget_rows_after(step)
+        self.norm.forget_rows_after(step)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -463,7 +465,7 @@ class SkipOutliers:
         """Whether the end of a step counts."""
         return self._rule is not None
 
-    def judge(self, update: Update) -> None:
+    def skip_if_outlier(self, update: Update) -> None:
         """Skip the update whose gradients are final, if its batch is an outlier."""
         rule, step = self._rule, self._position.step
         if rule is None or step == self._judged:
@@ -478,7 +480,7 @@ class SkipOutliers:
         if not isfinite(loss):  # another safeguard's
             return
         finite_norm = norm if type(norm) is float and norm > 0.0 and isfinite(norm) else None
-        reason = rule.why_out(loss, finite_norm, follows=self._unasked > 0)
+        reason = rule.explain_outlier(loss, finite_norm, follows=self._unasked > 0)
         if reason and self._decide_skip(step):
             update.skip = "outlier"
             self._in_force.outlier = 1.0
@@ -525,10 +527,10 @@ class SkipOutliers:
         if not self._limit.is_full:
             self._set_reason("")
 
-    def restored(self, step: int) -> None:
+    def on_rollback(self, step: int) -> None:
         """The weights are those behind `step` again."""
         if self._rule is not None:
-            self._rule.back_to(step)
+            self._rule.forget_rows_after(step)
             self._judged, self._unasked = -1, 0
 
     def step_ended(self) -> None:
@@ -553,7 +555,7 @@ class SkipOutliers:
         self._reporter.notice("safeguard", f"{NAME} {event}", {"order": NAME, **data})
 
 
-class Skip:
+class CommandedSkips:
     """Counts commanded skips; those of safeguards have a limit of their own."""
 
     def __init__(self, in_force: SafeguardState) -> None:
@@ -575,7 +577,7 @@ class Skip:
         self._in_force.acting = True
         return {"will_skip": count}
 
-    def take(self) -> str:
+    def consume_skipped_step(self) -> str:
         """Return why the next step is skipped, "" when it is not."""
         if not self._left:
             return ""

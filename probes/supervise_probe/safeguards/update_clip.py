@@ -111,7 +111,7 @@ class UpdateClip:
         if self._is_ordered:
             self.why_not = reason
 
-    def keep(self, update: Update) -> None:
+    def copy_weights(self, update: Update) -> None:
         """Copy the weights, before the update."""
         rule = self.rule
         if rule is None or update.skip:
@@ -138,7 +138,7 @@ class UpdateClip:
         norms = self._kept.get(update.optimizer)
         if norms is None:
             return
-        clipped = 0.0 if update.skip else norms.shorten()
+        clipped = 0.0 if update.skip else norms.shorten_if_over_limit()
         clipped_before = self._in_force.clipped
         self._in_force.clipped = clipped if clipped_before is None else clipped_before + clipped
 
@@ -202,7 +202,7 @@ class UpdateNorms:
         """Copy the weights."""
         self._torch._foreach_copy_(self._old, self._live)
 
-    def shorten(self) -> Number:
+    def shorten_if_over_limit(self) -> Number:
         """Take the weights part of the way back if they moved too far.
 
         Returns:

@@ -373,12 +373,12 @@ class StandIns:
             self._places.append((home, name, original, self._stand_in(original, look)))
         self._inherited = "softmax" not in vars(torch.Tensor)
 
-    def up(self) -> None:
+    def install(self) -> None:
         """Put them in place."""
         for home, name, _, stand_in in self._places:
             setattr(home, name, stand_in)
 
-    def down(self) -> None:
+    def uninstall(self) -> None:
         """Take them away; what somebody else put there since stays."""
         for home, name, original, stand_in in self._places:
             if vars(home).get(name) is not stand_in:
@@ -390,7 +390,7 @@ class StandIns:
 
     def close(self) -> None:
         """Take them away for good; they refer to each other."""
-        self.down()
+        self.uninstall()
         self._places.clear()
 
     def _stand_in(self, original: Callable[..., Any], look: Look) -> Callable[..., Any]:
@@ -399,11 +399,11 @@ class StandIns:
             if self._inside or self._compiling() or self._quiet():
                 return original(*args, **kwargs)
             if self._foreign((*args, *kwargs.values())):
-                self.down()
+                self.uninstall()
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    self.up()
+                    self.install()
             self._inside = True  # one spelling calls another
             try:
                 result = original(*args, **kwargs)

@@ -135,7 +135,7 @@ class Holder:
         """Put one value in the place of another."""
         raise NotImplementedError
 
-    def renew(self) -> None:
+    def restore_content(self) -> None:
         """Hold the old content, whatever it holds now."""
         raise NotImplementedError
 
@@ -143,14 +143,14 @@ class Holder:
         """Return the name of what is held under `key`."""
         return f"{self.name}.{key}" if type(key) is str else self.name
 
-    def exchange(self, stand_in: Exchange) -> None:
+    def substitute_values(self, stand_in: Exchange) -> None:
         """Put in what stands in for its values."""
         for key, value in self.content:
             substitute = stand_in(value)
             if substitute is not value:
                 self.write(key, substitute)
 
-    def put_back(self, alike: Alike) -> str:
+    def restore_and_name_change(self, alike: Alike) -> str:
         """Hold the old content again; return the name of what was not alike, "" for nothing."""
         now, content = self.read(), self.content
         if len(now) == len(content) and all(
@@ -161,7 +161,7 @@ class Holder:
         if len(now) != len(content) or any(a is not c for (a, _), (c, _) in zip(now, content)):
             old = {id(key) for key, _ in content}
             changed = next((self.label(key) for key, _ in now if id(key) not in old), self.name)
-            self.renew()
+            self.restore_content()
             return changed
         for (key, new), (_, value) in zip(now, content):
             if new is not value:
@@ -181,7 +181,7 @@ class Table(Holder):
     def write(self, key: Any, value: Any) -> None:
         dict_base(self.target).__setitem__(self.target, key, value)
 
-    def renew(self) -> None:
+    def restore_content(self) -> None:
         # The order too, and never empty in between: it may be what an attribute is read from.
         base, target = dict_base(self.target), self.target
         content_ids = {id(key) for key, _ in self.content}
@@ -206,7 +206,7 @@ class Listing(Holder):
     def write(self, key: Any, value: Any) -> None:
         self._base().__setitem__(self.target, key, value)
 
-    def renew(self) -> None:
+    def restore_content(self) -> None:
         base = self._base()
         base.clear(self.target)
         base.extend(self.target, [value for _, value in self.content])
@@ -223,10 +223,10 @@ class Bag(Holder):
     def read(self) -> list[tuple[Any, Any]]:
         return [(member, member) for member in set.__iter__(self.target)]
 
-    def exchange(self, stand_in: Exchange) -> None:
+    def substitute_values(self, stand_in: Exchange) -> None:
         pass
 
-    def renew(self) -> None:
+    def restore_content(self) -> None:
         set.clear(self.target)
         set.update(self.target, [member for _, member in self.content])
 
@@ -243,7 +243,7 @@ class Slots(Holder):
     def write(self, key: Any, value: Any) -> None:
         set_attribute(self.target, key, value)
 
-    def renew(self) -> None:
+    def restore_content(self) -> None:
         old: dict[str, Any] = dict(self.content)
         for name, _ in self.read():
             if name not in old:
@@ -454,18 +454,18 @@ class ModuleState:
         for generator in _generators_of_code({type(module) for module in self.modules}, kinds):
             self._look(generator, "chance", 1)
 
-    def begin(self, modes: tuple[bool, ...]) -> None:
+    def set_modes(self, modes: tuple[bool, ...]) -> None:
         """Give all modules these modes (train or eval), in order, and let clones stand in."""
         self._set_modes(modes)
         for holder in self._holders:
-            holder.exchange(self._stand_in)
+            holder.substitute_values(self._stand_in)
 
     def seed(self, number: int) -> None:
         """Let the model's own generators begin at `number`."""
         for generator, _ in self._chance:
             seed_generator(generator, number)
 
-    def put_back(self) -> str:
+    def restore_and_name_change(self) -> str:
         """Put everything back that is not as it was; never raises.
 
         Returns:
@@ -473,7 +473,8 @@ class ModuleState:
         """
         self._set_modes(self._modes)
         changed = [
-            try_put_back(holder.name, holder.put_back, self._alike) for holder in self._holders
+            try_put_back(holder.name, holder.restore_and_name_change, self._alike)
+            for holder in self._holders
         ]
         changed += [try_put_back(empty[0], _empty, *empty) for empty in self._empty]
         changed += [try_put_back(array[0], _put_back_array, *array) for array in self._arrays]

@@ -110,7 +110,7 @@ class SampleSets:
         """A sample of `name` cost that much thread CPU time somewhere else."""
         self.by_name[name].spent_ns += cost_ns
 
-    def affordable(self, interval: Interval, step_ns: int) -> int:
+    def affordable_interval(self, interval: Interval, step_ns: int) -> int:
         """Return the steps between two samples of a set, twice as many, half as many or as now.
 
         What sets may cost is divided evenly among those whose cost is known; what one of them does
@@ -128,7 +128,7 @@ class SampleSets:
         fits = 4 * cost < allowed or spent + cost < SLACK * whole
         return interval.every // 2 if interval.every > interval.asked and fits else interval.every
 
-    def dense(self, interval: Interval, step_ns: int) -> int:
+    def densest_interval(self, interval: Interval, step_ns: int) -> int:
         """Return the steps between two samples of a set where all may cost the whole share.
 
         It is a doubling of what was asked, so that ranks sample the same steps.
@@ -210,7 +210,7 @@ class Pace:
         """Take samples half as often, or at the shortest interval above 1."""
         self._set(min(self._most, max(self._least, 2 * self.every)))
 
-    def weigh(self, cost_ns: int, step_ns: int) -> None:
+    def adjust_interval(self, cost_ns: int, step_ns: int) -> None:
         """A sample cost `cost_ns` of CPU time, in a step of `step_ns`: adjust the interval."""
         costs = self._costs
         costs.append(cost_ns)
@@ -242,7 +242,7 @@ class Unrest:
     def __init__(self) -> None:
         self._loss = self._deviation = self._rate = self._update = 0.0
 
-    def look(self, values: Mapping[str, float]) -> bool:
+    def add_and_is_unusual(self, values: Mapping[str, float]) -> bool:
         """Take the values of one step; return whether any of them is unusual."""
         value_of = values.get
         unusual = value_of("nan_inf_events", 0.0) > 0.0 or value_of("grad_spike_score", 0.0) > SPIKE

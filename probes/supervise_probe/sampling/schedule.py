@@ -67,7 +67,7 @@ class SamplingSchedule:
         self._mark: Optional[tuple[int, int]] = None  # step and time of the newest sample
         self._raised_left = 0  # steps
 
-    def begin(self, step: int, now_ns: int) -> None:
+    def plan_step(self, step: int, now_ns: int) -> None:
         """The step before `step` ended at `now_ns`: judge its samples, and plan."""
         sets = self._sets
         self._now_ns = now_ns
@@ -86,7 +86,7 @@ class SamplingSchedule:
         if now_ns >= self._look_ns:
             self._look(now_ns)
         if step >= self._pairs.next:
-            self._pairs.between(step)
+            self._pairs.measure_between_steps(step)
         if step >= self._next or step < self._step:
             self._plan(step)
         self._step = step
@@ -170,7 +170,7 @@ class SamplingSchedule:
     def _every(self, interval: Interval) -> int:
         every = interval.every
         if self.tight and every > interval.asked:
-            every = self._sets.dense(interval, self._step_ns)
+            every = self._sets.densest_interval(interval, self._step_ns)
         elif self.tight and every:
             every = max(1, every // DENSER)
         if interval.early and self._step + 1 < (self._early_until or 0):
@@ -196,10 +196,10 @@ class SamplingSchedule:
             self._begin_calls(sets.due)
             sets.waiting = sets.wanted or bool(sets.due & IN_FORWARD)
             if "weights" in due:
-                self._snapshots.take()
+                self._snapshots.copy_matrices()
         if self._snapshots.arriving:
             self._next = min(self._next, step + 1)
-            self._snapshots.look()
+            self._snapshots.use_arrived_copies()
 
     def _affords(self, interval: Interval, step: int, due: set[str]) -> bool:
         """Return whether the share pays for this sample, too; only an incident asks for more."""
@@ -250,7 +250,7 @@ class SamplingSchedule:
         early += 2 * FLOOR_NS * interval.every
         if interval.early and cost > early:
             interval.early *= 2
-        every = self._sets.affordable(interval, step_ns)
+        every = self._sets.affordable_interval(interval, step_ns)
         if every != interval.every:
             interval.every = every
             self._reporter.status_changed()

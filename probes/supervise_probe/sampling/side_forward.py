@@ -87,13 +87,13 @@ class Weights:
             gradient = tensor.grad if tensor.is_leaf else None
             self._copies.append(_Copy(tensor, alias, alias.to("cpu", copy=True), gradient))
 
-    def begin(self) -> None:
+    def detach_gradients(self) -> None:
         """The forward is about to run; one that computes gradients finds none to add to."""
         for copy in self._copies:
             if copy.gradient is not None:
                 copy.tensor.grad = None
 
-    def put_back(self) -> bool:
+    def restore_if_changed(self) -> bool:
         """Put back what can be, in any case the rest; whether anything had changed."""
         changed = [try_put_back("failed", self._put_back, copy) for copy in self._copies]
         changed += [try_put_back("failed", _differs, *mark) for mark in self._marks]
@@ -263,7 +263,7 @@ def run_forward(
                 forward_inputs.seed_all(torch, SEED)
                 state.seed(SEED)
             args, kwargs = map_tensors(torch, (inputs.args, inputs.kwargs), torch.clone)
-            with autocast, watch or nullcontext(), without_other_ranks(context):
+            with autocast, watch or nullcontext(), refuse_collectives(context):
                 output = call(*args, **kwargs)
             batches.append(take(output))
     return batches
@@ -286,14 +286,14 @@ def _undone(
     enabled = torch.is_grad_enabled()
     try:
         with torch.no_grad(), _eagerly(torch):
-            weights.begin()
-            state.begin(inputs.modes)
+            weights.detach_gradients()
+            state.set_modes(inputs.modes)
             yield state
     finally:
         gate.in_forward = inside
         torch._C._set_grad_enabled(False)
-        changed = state.put_back()
-        moved = weights.put_back()
+        changed = state.restore_and_name_change()
+        moved = weights.restore_if_changed()
         lost = [
             try_put_back(generator.name, forward_inputs.restore_random_state, [generator])
             for generator in chance
@@ -342,7 +342,7 @@ def _ranks(context: ProbeContext) -> int:
     return max(context.position.world_size, int(distributed.get_world_size()))
 
 
-def without_other_ranks(context: ProbeContext) -> ContextManager[Any]:
+def refuse_collectives(context: ProbeContext) -> ContextManager[Any]:
     """Where an operator that waits for other ranks is refused before it does.
 
     Collectives are operators of torch, and those of other libraries are not known: any that is not
@@ -445,7 +445,7 @@ class Trials:
         self._never: dict[int, tuple[Any, str]] = {}
         self._passed: dict[_Key, tuple[Any, bool]] = {}
 
-    def check(self, root: Any) -> None:
+    def raise_if_refused(self, root: Any) -> None:
         """Look whether `root` was refused.
 
         Raises:
@@ -459,7 +459,7 @@ class Trials:
         """Refuse `root` for good."""
         self._never[id(root)] = weakref.ref(root), reason
 
-    def passed(self, root: Any, inputs: Inputs) -> bool:
+    def output_drifts(self, root: Any, inputs: Inputs) -> bool:
         """Try `root` in the modes of these inputs, if that was not yet done.
 
         Returns:
@@ -468,7 +468,7 @@ class Trials:
         Raises:
             RefusedError: it cannot be run, or not now.
         """
-        self.check(root)
+        self.raise_if_refused(root)
         key = id(root), inputs.modes
         passed = self._passed.get(key)
         if passed is not None and passed[0]() is root:

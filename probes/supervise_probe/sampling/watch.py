@@ -1,8 +1,9 @@
 """Takes the samples that are due in a forward, while the job's own first forward of the step runs.
 
-`Sampler` is the probe's; `Watch` exists for one forward: hooks on blocks and routers and stand-ins
-for attention functions, all of which are gone when the forward returns or raises, so that no pickle
-or copy of a module ever holds one. Nothing is run twice, and no gradient is asked of anything.
+`Sampler` is the probe's; `ForwardWatch` exists for one forward: hooks on blocks and routers and
+stand-ins for attention functions, all of which are gone when the forward returns or raises, so that
+no pickle or copy of a module ever holds one. Nothing is run twice, and no gradient is asked of
+anything.
 
 Under torch.compile none of that would be seen, or it would be traced: where anything was compiled
 in this process, inputs are kept for the side path instead (`side_forward.py`).
@@ -55,7 +56,7 @@ class Sampler:
         self._torch, self._pairs = context.torch, pairs
         self._structures = Structures(context.torch)
         self._part = context.guard.part("sampler", share=1.0)
-        self._watch: Optional[Watch] = None
+        self._watch: Optional[ForwardWatch] = None
         self.kept: Optional[RetainedForward] = None
         self.keys: Optional[KeyGradients] = None
         self.wants_logits = False
@@ -71,38 +72,40 @@ class Sampler:
         self.wants_logits = "activations" in due
         if not due & {"attention", "activations", "routing"}:
             return
-        if self.compiles(root, compiled):
+        if self.may_be_compiled(root, compiled):
             self._keep(root, structure, due, args, kwargs)
             return
-        self._watch = Watch(self._context, self._sets, structure, due, (*args, *kwargs.values()))
+        self._watch = ForwardWatch(
+            self._context, self._sets, structure, due, (*args, *kwargs.values())
+        )
         if "attention" in due and self._pairs.is_on:
             self._pairs.begin_forward(structure)
-            self._watch.saw_call = self._pairs.saw_call
-        self._watch.start()
+            self._watch.saw_call = self._pairs.record_attention_call
+        self._watch.install_hooks()
         self.keys = self._watch.keys
 
     def leave(self, result: Any) -> None:
         """That forward is over; `result` is None if it raised. Never raises."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.stop()
+            watch.remove_hooks()
             self._context.guard.run(self._part, self._take, watch, result)
 
     def structure(self, root: Any) -> Structure:
         """Return what an outermost module is made of."""
         return self._structures.structure_of(root, self._context.registry.modules.changes)
 
-    def saw_logits(self, logits: Any) -> None:
+    def add_logits(self, logits: Any) -> None:
         """A loss was taken of these logits, outside a watched forward or inside."""
         self.wants_logits = False
-        without_grad = self._context.gate.without_grad
+        without_grad = self._context.gate.call_without_grad
         self._sets.run("activations", without_grad, self._logits, logits)
 
     def backward_done(self) -> None:
         """The optimizer is about to step: what a watched forward's backward showed is there."""
         keys, self.keys = self.keys, None
         if keys is not None:
-            report = self._context.gate.without_grad
+            report = self._context.gate.call_without_grad
             self._sets.run("attention", report, lambda: self._report(keys.values()))
 
     def side_pass(self) -> None:
@@ -111,10 +114,10 @@ class Sampler:
         if forward is None:
             return
         # The trial is no sample: what it costs it costs once.
-        if not self._context.guard.run(self._part, self._may, self.trials.passed, forward):
+        if not self._context.guard.run(self._part, self._may, self.trials.output_drifts, forward):
             return
         name = next(iter(forward.due))
-        watch = Watch(
+        watch = ForwardWatch(
             self._context, self._sets, forward.structure, forward.due, forward.inputs.values()
         )
         outputs: list[Any] = []
@@ -147,7 +150,7 @@ class Sampler:
     ) -> None:
         reason, self.kept = "", None
         try:
-            self.trials.check(root)
+            self.trials.raise_if_refused(root)
             side_forward.check_runnable(self._context, root, compiled=True)
             inputs = side_forward.keep_first_rows(self._context, root, args, kwargs)
             self.kept = RetainedForward(root, structure, due, inputs)
@@ -155,7 +158,7 @@ class Sampler:
             reason = str(refusal)
         self._side_path(reason)
 
-    def compiles(self, root: Any, compiled: bool) -> bool:
+    def may_be_compiled(self, root: Any, compiled: bool) -> bool:
         """Whether `root` is `compiled`, or anything in this process: functions cannot be asked."""
         if compiled or self.structure(root).compiled:
             return True
@@ -169,10 +172,10 @@ class Sampler:
         activations.logits(logits.transpose(1, -1) if logits.dim() > 2 else logits)
         self._report(activations.values())
 
-    def _take(self, watch: Watch, result: Any) -> None:
+    def _take(self, watch: ForwardWatch, result: Any) -> None:
         """Let what was seen join the frame of the step."""
         for name, part in watch.parts():
-            without_grad = self._context.gate.without_grad
+            without_grad = self._context.gate.call_without_grad
             self._sets.run(name, without_grad, self._finish, part, watch.structure, result)
 
     def _finish(self, part: Any, structure: Structure, result: Any) -> None:
@@ -197,7 +200,7 @@ class Sampler:
             self._extra.setdefault(name, number)
 
 
-class Watch:
+class ForwardWatch:
     """One forward being watched."""
 
     def __init__(
@@ -215,7 +218,7 @@ class Watch:
         self._modes = getattr(torch._C, "_len_torch_dispatch_stack", int)
         self._attention = Attention(torch, _batch(torch, inputs)) if "attention" in due else None
         # No method of this: they would refer to each other, and only the collector frees that.
-        run = partial(sets.run, "attention", context.gate.without_grad)
+        run = partial(sets.run, "attention", context.gate.call_without_grad)
         self.keys = KeyGradients(torch, run) if "attention" in due else None
         self.saw_call: Callable[..., None] = _nothing
         self._activations = Activations(torch) if "activations" in due else None
@@ -223,7 +226,7 @@ class Watch:
         self._stand_ins: Optional[StandIns] = None
         self._hooks: list[Any] = []
 
-    def start(self) -> None:
+    def install_hooks(self) -> None:
         """Put hooks and stand-ins in place; all or none."""
         try:
             if self._activations is not None:
@@ -246,12 +249,12 @@ class Watch:
                     lambda logits, dim: self._look("attention", attention.softmax, logits, dim),
                     self._quiet,
                 )
-                self._stand_ins.up()
+                self._stand_ins.install()
         except BaseException:
-            self.stop()
+            self.remove_hooks()
             raise
 
-    def stop(self) -> None:
+    def remove_hooks(self) -> None:
         """Take all of them away."""
         for hook in self._hooks:
             hook.remove()
@@ -261,10 +264,10 @@ class Watch:
             self._stand_ins = None
 
     def __enter__(self) -> None:
-        self.start()
+        self.install_hooks()
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
+        self.remove_hooks()
 
     def parts(self) -> list[tuple[str, Any]]:
         """Return what looked, by the name of its set."""
@@ -299,7 +302,7 @@ class Watch:
             (v.device.type for v in nested_leaves(args) if isinstance(v, torch.Tensor)), "cpu"
         )
         with torch.autocast(device_type=device, enabled=False):
-            self._gate.without_grad(look, *args)
+            self._gate.call_without_grad(look, *args)
 
 
 def _nothing(args: tuple[Any, ...], kwargs: Any) -> None:
@@ -330,7 +333,7 @@ class Snapshots:
     ) -> None:
         """`extra`: what joins the next frame."""
         self._torch, self._scalars = context.torch, context.scalars
-        self._registry, self._without_grad = context.registry, context.gate.without_grad
+        self._registry, self._without_grad = context.registry, context.gate.call_without_grad
         self._sets, self._sampler, self._extra = sets, sampler, extra
         self._watched: dict[str, Any] = {}  # name -> weak reference to the parameter
         self._changes = -1
@@ -338,11 +341,11 @@ class Snapshots:
         self._events: list[Any] = []  # one for each device that the copies come from
         self.arriving = False
 
-    def take(self) -> None:
+    def copy_matrices(self) -> None:
         """Copy all watched matrices now, between two steps."""
         self._sets.run("weights", self._without_grad, self._take)
 
-    def look(self) -> None:
+    def use_arrived_copies(self) -> None:
         """Use copies that have arrived. Never waits."""
         self._sets.run("weights", self._without_grad, self._look)
 

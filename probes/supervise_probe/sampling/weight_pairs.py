@@ -242,7 +242,7 @@ class WeightPairs:
             self._changes, self._calls = changes, 0
             self._layers, self._problems, self._watched = {}, {}, []
 
-    def saw_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_attention_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`scaled_dot_product_attention` was called with these."""
         call, self._seen = self._seen, self._seen + 1
         if self.off or call in self._layers or call in self._problems:
@@ -252,7 +252,7 @@ class WeightPairs:
         began = thread_time_ns()
         query = args[0] if args else kwargs["query"]
         key = args[1] if len(args) > 1 else kwargs["key"]
-        find = self._context.gate.without_grad
+        find = self._context.gate.call_without_grad
         self._context.guard.run(self._part, find, self._find, call, query, key)
         self._spend(thread_time_ns() - began)
 
@@ -336,12 +336,14 @@ class WeightPairs:
 
     # ── the copies ────────────────────────────────────────────────────────────────────────────
 
-    def between(self, step: int) -> None:
-        """The step before `step` has ended: take what is due. Never waits for a device."""
-        self.next = (step // self._every + 1) * self._every
+    def measure_between_steps(self, next_step: int) -> None:
+        """The step before `next_step` has ended: take what is due. Never waits for a device."""
+        self.next = (next_step // self._every + 1) * self._every
         if self._context.position.rank:
             self.off, self.next = "the leading rank has them", 1 << 62
-        self._context.guard.run(self._part, self._context.gate.without_grad, self._between, step)
+        self._context.guard.run(
+            self._part, self._context.gate.call_without_grad, self._between, next_step
+        )
 
     def _between(self, step: int) -> None:
         if self.off or self.background is None or not self._choose():

@@ -232,13 +232,13 @@ class RollbackController:
             return False
         return self._history.finite and not self._savepoints.busy
 
-    def take_due(self) -> None:
+    def take_due_savepoint(self) -> None:
         """Take the savepoint that is due."""
         reporter, position = self._reporter, self._position
         step = position.step - 1
         began, cpu = monotonic_ns(), thread_time_ns()
         try:
-            self.take()
+            self.save_training_state()
         except Refused as problem:
             if self._savepoints is None:
                 reporter.notice("rollback-unavailable", f"no rollback is possible: {problem}")
@@ -257,7 +257,7 @@ class RollbackController:
         if self._joint is not None:
             self._joint.record(step, now, wait_ns)
 
-    def take_before_jump(self) -> None:
+    def save_before_rate_jump(self) -> None:
         """Save the weights before an update at a rate that has jumped.
 
         What a held rate costs are above all the steps since its savepoint. It is taken ahead of its
@@ -269,15 +269,15 @@ class RollbackController:
             return
         self._next = max(self._next, step + LATE)
         if step not in savepoints.steps:
-            self._take_ahead(partial(self.take, within_step=True))
+            self._take_ahead(partial(self.save_training_state, within_step=True))
 
     @property
-    def marked(self) -> bool:
-        """Whether `saw_moments` is to be called."""
-        return self._watch.on and self._watch.marked
+    def needs_moment_check(self) -> bool:
+        """Whether `save_before_foreign_moments` is to be called."""
+        return self._watch.on and self._watch.has_marks
 
     @property
-    def marks(self) -> bool:
+    def needs_step_ends(self) -> bool:
         """Whether `step_ended` is to be called.
 
         From the first savepoint on, whose moments are the older ones. Replicas see the same moments
@@ -289,7 +289,7 @@ class RollbackController:
         """All optimizers of a step have made their updates; it took so long, if that is known."""
         self._watch.step_ended(elapsed_ns)
 
-    def saw_moments(self, update: Update) -> None:
+    def save_before_foreign_moments(self, update: Update) -> None:
         """Save the weights before an update with moments that no optimizer left there.
 
         They may be damaged, and then those of the next savepoint are; with these weights go the
@@ -297,13 +297,13 @@ class RollbackController:
         this update, before the gradients of the next one.
         """
         position, savepoints = self._position, self._savepoints
-        if not self._watch.was_written(position.step):
+        if not self._watch.changed_outside_optimizer(position.step):
             return
         self._demand(update)
         if not self._history.finite or savepoints.busy:
             return
         self._next = max(self._next, position.step - 1 + LATE)
-        self._take_ahead(partial(self.take, within_step=True, older_moments=True))
+        self._take_ahead(partial(self.save_training_state, within_step=True, older_moments=True))
 
     def _take_ahead(self, take: Callable[[], Any]) -> None:
         """Take a savepoint ahead of its time: the next one of either kind waits so much longer."""
@@ -318,19 +318,21 @@ class RollbackController:
         self._not_before_ns = max(now, self._not_before_ns) + owed_ns
         self._jump_not_before_ns = self._not_before_ns
 
-    def take(self, within_step: bool = False, older_moments: bool = False) -> dict[str, Any]:
+    def save_training_state(
+        self, within_step: bool = False, older_moments: bool = False
+    ) -> dict[str, Any]:
         """Save the state after the last step.
 
         Args:
             within_step: the next one has begun, but no weight has changed; the rates have, and
                 those of the savepoint before count.
-            older_moments: see `SavepointManager.take`.
+            older_moments: see `SavepointManager.save`.
 
         Raises:
             Refused: a rollback can never work in this job, and none is tried again; or the disk
                 is busy with an older savepoint, or the retained one leaves no room.
         """
-        reason = self._engine.why_not()
+        reason = self._engine.explain_refusal()
         if reason:
             self._savepoints, self.why_not = None, reason
         if self._savepoints is None:
@@ -341,9 +343,11 @@ class RollbackController:
         step = position.step - 1
         state = self._collectors.save_state()
         self._probe_batch.add_value_to(state, self._savepoints.newest_weights)
-        self._savepoints.retain_before(self._reporter.writer.spare_before(monotonic_ns()))
+        self._savepoints.retain_before(
+            self._reporter.writer.savepoint_retention_bound(monotonic_ns())
+        )
         try:
-            savepoint: dict[str, Any] = self._savepoints.take(
+            savepoint: dict[str, Any] = self._savepoints.save(
                 step, position.attempt, state, older_moments
             )
         except Busy as problem:
@@ -356,13 +360,13 @@ class RollbackController:
         self._levels = {k: v for k, v in self._levels.items() if k in remaining}
         now = newest if within_step else self._rate.levels(self._optimizers.living())
         self._levels[step] = now
-        if self._publisher.waiting:  # this step's counts are still on a device
+        if self._publisher.frames_waiting:  # this step's counts are still on a device
             self._unfinished = {k: v for k, v in self._unfinished.items() if k in remaining}
             self._unfinished[step] = state
         self._reporter.status_changed()
         return savepoint
 
-    def finished(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
+    def complete_savepoint(self, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Complete the counts in the savepoint of `step`: its frame is complete."""
         self._history.remember(step, attempt, values)
         state = self._unfinished.pop(step, None)
@@ -371,7 +375,7 @@ class RollbackController:
 
     def do_savepoint(self, args: dict[str, Any]) -> dict[str, Any]:
         """The verb `savepoint`."""
-        return self.take()
+        return self.save_training_state()
 
     def can_rollback(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return the `steps` to which one of several ranks can go back.
@@ -414,7 +418,7 @@ class RollbackController:
             _zero_moments(self._torch, self._optimizers.living())
         if rewarm:
             levels = self._levels.get(result["step"], {})
-            limit = self._rate.warm(float(rewarm["start"]), int(rewarm["steps"]), levels)
+            limit = self._rate.start_rewarm(float(rewarm["start"]), int(rewarm["steps"]), levels)
             if limit is not None:
                 result["rate_limit"] = limit
         return {**result, "attempt": self._position.attempt, "from_step": from_step}
@@ -453,8 +457,8 @@ class RollbackController:
         position.attempt += 1
         self._reporter.status_changed()
         self._history.expect_nothing()
-        self._probe_batch.restored(state, step)
-        self._safeguards.restored(step)
+        self._probe_batch.compare_after_rollback(state, step)
+        self._safeguards.on_rollback(step)
         return dict(restored)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ Rule 1: taking one costs a pass over memory; nothing is allocated when the job r
 waits for a device.
 Rule 2: the job's objects are referenced weakly. Savepoints go with their optimizer.
 
-`take` and `restore` must be called between two updates, with none under way.
+`save` and `restore` must be called between two updates, with none under way.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Savepoint:
     """One savepoint, and where its copies are.
 
     Attributes:
-        older_moments: it has those of the savepoint before, see `SavepointManager.take`.
+        older_moments: it has those of the savepoint before, see `SavepointManager.save`.
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class SavepointManager:
         copies, numbers = newest.copies, {p.number for p in newest.training.parameters.values()}
         slots = [(number, copies.slots[number]) for number in sorted(numbers)]
         plain = [(n, s) for n, s in slots if s.bulk and s.spec is None and s.device.type == "cpu"]
-        pairs = [(copies.original(number), slot.buffer) for number, slot in plain]
+        pairs = [(copies.live_tensor(number), slot.buffer) for number, slot in plain]
         return [(weight, copy) for weight, copy in pairs if weight is not None]
 
     def retain_before(self, before_step: int) -> None:
@@ -457,7 +457,7 @@ class SavepointManager:
             if savepoint.spill is not None:
                 savepoint.spill.close()
 
-    def take(
+    def save(
         self, step: int, attempt: int, extra: Any, older_moments: bool = False
     ) -> dict[str, int]:
         """Save the weights and what belongs to them as they are now.
@@ -526,7 +526,7 @@ class SavepointManager:
         new.copies.wait()
         states = [[*optimizer.state.values()] for optimizer in self._registry.optimizers]
         tensors = filter(self._torch.is_tensor, nested_leaves(states, STATE_DEPTH + 2))
-        if not new.copies.take_over(older.copies, tensors):
+        if not new.copies.copy_from_older(older.copies, tensors):
             raise Busy("there are moments that the older savepoint does not have")
         new.older_moments = True
 
@@ -547,7 +547,7 @@ class SavepointManager:
         """
         savepoint = self._newest(before_step, sign)
         job_frames(self._torch)
-        savepoint.training.verify()
+        savepoint.training.raise_unless_restorable()
         self._store.load(savepoint)
         optimizers = list(self._registry.optimizers)  # keep them alive until all is written
         with self._torch.no_grad():

@@ -148,10 +148,10 @@ class ReferenceBatch:
     ) -> None:
         context, config = self._context, self._context.config
         try:
-            self._compiled = self._sampler.compiles(root, compiled)
+            self._compiled = self._sampler.may_be_compiled(root, compiled)
             root = side_forward.runnable_module(context, root)
             side_forward.check_runnable(context, root, self._compiled, alone=self._several)
-            self._sampler.trials.check(root)
+            self._sampler.trials.raise_if_refused(root)
             self._inputs = inputs = side_forward.keep_first_rows(context, root, args, kwargs)
             tensors = (
                 v for v in nested_leaves((args, kwargs)) if isinstance(v, self._torch.Tensor)
@@ -235,9 +235,9 @@ class ReferenceBatch:
                 raise side_forward.RefusedError("weights change inside of the backward")
             side_forward.check_runnable(self._context, root, self._compiled, alone=self._several)
             trials = self._sampler.trials
-            self._drifts = trials.passed(root, inputs)
-            self._output.begin()
-            self._look_on(self._output.saw)
+            self._drifts = trials.output_drifts(root, inputs)
+            self._output.begin_run()
+            self._look_on(self._output.add_logits)
             try:
                 value, loss = trials.run(root, inputs, fixed=True, take=self._take)[-1]
             finally:
@@ -337,12 +337,12 @@ class ReferenceBatch:
     # ── savepoints and checkpoints ────────────────────────────────────────────────────────────
 
     def add_value_to(
-        self, state: dict[str, Any], before: Callable[[], Iterable[tuple[Any, Any]]]
+        self, state: dict[str, Any], previous_weights: Callable[[], Iterable[tuple[Any, Any]]]
     ) -> None:
         """Add the value to the counters of a savepoint that is about to be taken.
 
         Args:
-            before: gives the weights, each with its copy in the savepoint before.
+            previous_weights: gives the weights, each with its copy in the savepoint before.
         """
         measurement = self._measure() if self._on else None
         if measurement is None:
@@ -358,11 +358,13 @@ class ReferenceBatch:
         if loss is not None:
             self._known_losses().append((self._position.step - 1, loss))
         reported = None if self._output.is_paired else measurement[1]
-        self._guard.run(self._part, self._context.gate.without_grad, self._report_output, reported)
+        self._guard.run(
+            self._part, self._context.gate.call_without_grad, self._report_output, reported
+        )
         is_compared = isinstance(loss, float) and not self._output.is_paired
         if is_compared and not self._several and not self._drifts:
-            compare = partial(self._compare_weights, before)
-            self._guard.run(self._part, self._context.gate.without_grad, compare)
+            compare = partial(self._compare_weights, previous_weights)
+            self._guard.run(self._part, self._context.gate.call_without_grad, compare)
 
     def _is_rerun_due(self) -> bool:
         early = self._values in (2, 4)
@@ -456,7 +458,7 @@ class ReferenceBatch:
         self._structure = {"model": digest}
         self._background.do(_write_file, path, data)
 
-    def restored(self, state: Mapping[str, Any], step: int) -> None:
+    def compare_after_rollback(self, state: Mapping[str, Any], step: int) -> None:
         """Compare after a rollback to the savepoint of `step` with these counters."""
         if self._on:
             self._output.forget()
@@ -558,7 +560,7 @@ class ReferenceBatch:
         )
         if root is None:
             return False
-        self._compiled = self._sampler.compiles(root, False)
+        self._compiled = self._sampler.may_be_compiled(root, False)
         self._root, self._path, self._written = weakref.ref(root), path, True
         under = {name: document[name] for name in ("device", "autocast", "dtype")}
         self._inputs = side_forward.Inputs(args, kwargs, modes=tuple(document["modes"]), **under)

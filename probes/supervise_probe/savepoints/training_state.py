@@ -1,7 +1,7 @@
 """The training state of one savepoint: parameters, buffers, optimizer state, gradient scalers.
 
 Rule 1: everything is written back in place; no existing object of the job is replaced.
-Rule 2: `verify` refuses whatever can be refused, before the first byte is written.
+Rule 2: `raise_unless_restorable` refuses whatever can be refused, before the first byte is written.
 
 What the loop drives stays as it is: options of parameter groups, schedulers, counters, the position
 in the data, random state. Gradients become zero.
@@ -149,19 +149,21 @@ class TrainingState:
         """Whether all optimizers, and the parameters they train, still exist."""
         return all(optimizer.reference() is not None for optimizer in self.optimizers)
 
-    def verify(self) -> None:
+    def raise_unless_restorable(self) -> None:
         """Raise CannotRestore unless `restore` can write everything back."""
         copies = self._copies
-        if copies.any_without_memory():
+        if copies.any_freed():
             raise CannotRestore(f"part of the training state {_FREED}")
         # Another parameter may have the id of one that was deleted.
         deleted = {
-            key for key, entry in self.parameters.items() if copies.original(entry.number) is None
+            key
+            for key, entry in self.parameters.items()
+            if copies.live_tensor(entry.number) is None
         }
         for optimizer in self.optimizers:
-            optimizer.verify(deleted)
+            optimizer.raise_unless_restorable(deleted)
         for module in self.modules:
-            module.verify(copies)
+            module.raise_unless_restorable(copies)
         for parameter in self.parameters.values():
             if copies.shape_changed(parameter.number):
                 raise CannotRestore(
@@ -175,7 +177,7 @@ class TrainingState:
         back = Restoration(self._copies)
         self._copies.write()
         for entry in self.parameters.values():
-            _zero_gradient(self._torch, self._copies.original(entry.number))
+            _zero_gradient(self._torch, self._copies.live_tensor(entry.number))
         for module in self.modules:
             module.restore(back)
         for optimizer in self.optimizers:
@@ -234,7 +236,7 @@ class Restoration:
     def value(self, part: Any, live: Any, path: str) -> Any:
         """Return the value that belongs where `live` is now; ABSENT: nothing is known of it."""
         if isinstance(part, SavedTensor):
-            return self.copies.restored(part.number)
+            return self.copies.restored_tensor(part.number)
         if part is LEFT_ALONE:
             if path not in self.missed and len(self.missed) < _MISSED:
                 self.missed.append(path)
@@ -285,13 +287,13 @@ class SavedModule:
     def __init__(self, reference: Any, numbers: dict[str, int], buffers: dict[str, Any]) -> None:
         self.reference, self.numbers, self.buffers = reference, numbers, buffers
 
-    def verify(self, copies: TensorCopies) -> None:
+    def raise_unless_restorable(self, copies: TensorCopies) -> None:
         module = self.reference()
         if module is None:
             return
         for name, number in self.numbers.items():
             parameter = module._parameters.get(name)
-            if parameter is None or parameter is not copies.original(number):
+            if parameter is None or parameter is not copies.live_tensor(number):
                 path = f"{type(module).__name__}.{name}"
                 raise CannotRestore(f"{path} was replaced since the savepoint")
 
@@ -317,7 +319,7 @@ class SavedOptimizer:
             for key, value in optimizer.state.items()
         ]
 
-    def verify(self, deleted: "set[int]") -> None:
+    def raise_unless_restorable(self, deleted: "set[int]") -> None:
         optimizer = self.reference()
         members = [_ids(group) for group in optimizer.param_groups]
         replaced = any(not deleted.isdisjoint(group) for group in self.members)
@@ -400,14 +402,14 @@ class StateWatch:
         self._written: deque[int] = deque(maxlen=OFTEN)
 
     @property
-    def marked(self) -> bool:
+    def has_marks(self) -> bool:
         """Whether the newest step left marks."""
         return bool(self._marks)
 
     def step_ended(self, elapsed_ns: Optional[int]) -> None:
         """All optimizers of a step have made their updates: mark what they left."""
         if self._spent_ns and elapsed_ns is not None:
-            self.pace.weigh(self._spent_ns, elapsed_ns)
+            self.pace.adjust_interval(self._spent_ns, elapsed_ns)
         began = thread_time_ns() if self.pace.due else 0
         self._turn += 1
         marks = self._marks = []
@@ -420,7 +422,7 @@ class StateWatch:
         """The probe itself has written the state."""
         self._marks = []
 
-    def was_written(self, step: int) -> bool:
+    def changed_outside_optimizer(self, step: int) -> bool:
         """Whether the state is another one than after the last update; `step` is about to end."""
         began = thread_time_ns() if self._spent_ns else 0
         marks, self._marks = self._marks, []
@@ -474,7 +476,7 @@ class ForeignEngine:
         self._registry = registry
         self._looked: tuple[int, str] = (-1, "")  # at this state of the registry: what was found
 
-    def why_not(self) -> str:
+    def explain_refusal(self) -> str:
         """Return why nothing of the training can be changed or restored here, "" where it can."""
         modules = self._registry.modules
         if self._looked[0] != modules.changes:

@@ -86,13 +86,13 @@ class ReferenceOutput:
         if is_real and target.shape == output.shape and target.dim() and len(target) == batch:
             self._pair = target.detach()[: self._sequences].clone(), take
 
-    def saw(self, logits: Any) -> None:
+    def add_logits(self, logits: Any) -> None:
         """The model takes a loss of these, in the run under way."""
         if self._logits is None and logits.dim() > 1:
             wide = logits.transpose(1, -1) if logits.dim() > 2 else logits
             self._logits = sample_rows(wide, max(16, min(ROWS, LOGITS // wide.shape[-1]))).float()
 
-    def begin(self) -> None:
+    def begin_run(self) -> None:
         """A run begins."""
         self._logits = None
 
@@ -112,7 +112,7 @@ class ReferenceOutput:
         shape = (logits.shape[0], *logits.shape[2:])
         if logits.dim() < 2 or logits.shape[1] != targets.classes or shape != rows.shape:
             return None
-        self.saw(logits)
+        self.add_logits(logits)
         return self._take(logits, rows, ignore_index=targets.ignored).double()
 
     def _loss_of_pair(self, output: Any) -> Optional[Any]:

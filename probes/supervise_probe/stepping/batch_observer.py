@@ -65,7 +65,7 @@ class BatchObserver:
         self._targets: list[tuple[Any, int, bool, Optional[Number]]] = []
         self._losses: list[Loss] = []  # one of each of the targets
 
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """These go into the model."""
         self._inputs.append(
             self._guard.run(self._batch_part, self._copied, args, kwargs) or NOTHING
@@ -75,10 +75,12 @@ class BatchObserver:
 
     def _copied(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return the tensors of a call without what they were computed from, which is large."""
-        values = self._batch.inputs.without_graph((*args, *kwargs.values()) if kwargs else args)
+        values = self._batch.inputs.detached_tensors((*args, *kwargs.values()) if kwargs else args)
         return values[: len(args)], dict(zip(kwargs, values[len(args) :]))
 
-    def targets(self, target: Any, ignored: int, loss: Any, reduction: str, result: Any) -> None:
+    def add_targets(
+        self, target: Any, ignored: int, loss: Any, reduction: str, result: Any
+    ) -> None:
         """A loss was taken against these class indices; `ignored` is none of them.
 
         Args:
@@ -112,13 +114,13 @@ class BatchObserver:
         """
         if len(self._losses) > 1:
             self._guard.run(self._tokens_part, self._leave_out, False)
-        self.look()
+        self.observe_waiting()
 
     def before_update(self, backward: bool) -> None:
         """An optimizer is about to step; what waits has had no `backward`, if there was one."""
         if backward and self._losses:
             self._guard.run(self._tokens_part, self._leave_out, True)
-        self.look()
+        self.observe_waiting()
 
     def _leave_out(self, even_all: bool) -> None:
         """Drop losses whose graph is gone, and what went into the model for them alone."""
@@ -148,9 +150,9 @@ class BatchObserver:
         """Forwards come, and no backward, as of a job that leaves out all of its batches."""
         self._guard.run(self._discards_part, self._count_left_out)
         self._guard.run(self._discards_part, self._discards.goes_on)
-        self.look()
+        self.observe_waiting()
 
-    def look(self) -> None:
+    def observe_waiting(self) -> None:
         """Look at everything that waits."""
         self._losses.clear()
         if self._inputs:
@@ -158,16 +160,18 @@ class BatchObserver:
             self._guard.run(self._batch_part, self._look_at, inputs)
         if self._targets:
             targets, self._targets = self._targets, []
-            self._guard.run(self._tokens_part, self._tokens.saw_targets, targets)
+            self._guard.run(self._tokens_part, self._tokens.add_loss_calls, targets)
 
     def _look_at(self, inputs: list[Call]) -> None:
         for args, kwargs in inputs:
-            hashed = self._batch.saw((*args, *kwargs.values()) if kwargs else args)
+            hashed = self._batch.hash_model_input((*args, *kwargs.values()) if kwargs else args)
             if hashed is None:
                 continue
             if hashed.is_floating_point():  # vectors
-                self._flops.saw(hashed.shape[:-1])
+                self._flops.count_tokens_of_shape(hashed.shape[:-1])
                 continue
-            self._tokens.saw_inputs(self._flops.saw(hashed.shape))
+            self._tokens.add_input_tokens(self._flops.count_tokens_of_shape(hashed.shape))
             if self._sanity.pace.due:
-                self._guard.run(self._sanity_part, self._sanity.saw, hashed, args, kwargs)
+                self._guard.run(
+                    self._sanity_part, self._sanity.add_token_input, hashed, args, kwargs
+                )

@@ -125,7 +125,7 @@ class InferredSteps:
             return
         self._since += 1
         if self.active:
-            self._gate.without_grad(self._measure)
+            self._gate.call_without_grad(self._measure)
         params = self._known.params
         self._weights = [_storage(p) for p in params]
         self._grads = [_mark(p) for p in params]
@@ -138,14 +138,14 @@ class InferredSteps:
     def sign(self, backward: bool = False) -> None:
         """A forward, a loss, a batch or a backward is about to come: the step may be over."""
         guard = self._context.guard
-        guard.run(guard.core, self._gate.without_grad, self._settle, backward)
-        self._boundary.cross()
+        guard.run(guard.core, self._gate.call_without_grad, self._settle, backward)
+        self._boundary.run_due_work()
 
     def end(self) -> None:
         """The process ends; a step that is as long as the one before has had its update."""
         if self.pending:
             self._blind = True
-            self._gate.without_grad(self._settle, False)
+            self._gate.call_without_grad(self._settle, False)
 
     def optimizer_steps(self) -> None:
         """An optimizer steps: from now on it alone decides where a step ends."""
@@ -386,7 +386,7 @@ class EvaluationPass:
         started = gate.in_forward or gate.in_backward or self._times.forward_since()
         return not (started or tracker.accumulates or tracker.current or _trains(self._root()))
 
-    def took(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
+    def add_loss(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
         """A loss was taken behind that; `how` and the others as in `ForwardListener.loss_taken`."""
         self.waiting = False
         self._guard.run(self._part, self._took, target, ignored, reduction, result)

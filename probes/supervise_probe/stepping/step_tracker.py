@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PATIENCE = 8  # rounds without the last optimizer before the order is learned again
 
 
-class Round:
+class OptimizerRound:
     """The round under way, and what is known of those before.
 
     Attributes:
@@ -60,17 +60,17 @@ class Round:
         self._last = 0  # id of the optimizer that ends a round; 0: not known yet
         self._misses = 0
 
-    def ends(self) -> bool:
+    def is_at_end(self) -> bool:
         """Whether the newest member is the one that ends a round."""
         return self.members[-1] == self._last
 
-    def joins_late(self, key: int) -> None:
+    def add_late_optimizer(self, key: int) -> None:
         """An optimizer belongs to the round before: wait for it the next time."""
         self.before.append(key)
         self._last = key
         self._misses = 0
 
-    def close(self, on_time: bool) -> None:
+    def start_next_round(self, on_time: bool) -> None:
         """It is over, and the next one begins."""
         self.before, self.members = self.members, []
         if on_time:
@@ -82,7 +82,7 @@ class Round:
             self._last = self.before[-1]
             self._misses = 0
 
-    def expect(self, key: int, earlier: Sequence[int] = ()) -> None:
+    def set_last_optimizer(self, key: int, earlier: Sequence[int] = ()) -> None:
         """Rounds end with this optimizer from now on (0: that is to be learned)."""
         self._last, self.before = key, list(earlier)
         self._misses = 0
@@ -168,7 +168,7 @@ class StepTracker:
         self.on_time = False
         self.entries = 0
         self.current: Optional[Update] = None
-        self._round = Round()
+        self._round = OptimizerRound()
         self.accumulates = False
         self._skip = ""  # the whole round is skipped
         self._undecided = False  # a backward in the closure of `current` begins a step of its own
@@ -214,10 +214,10 @@ class StepTracker:
             self._reschedule(optimizer)
         update.scheduled = learning_rate_of(self._torch, optimizer)
         if not started:
-            self._commands.before_update()
+            self._commands.run_early_commands()
         self._scale_rate(optimizer, info)
         if late and not closure:
-            self._round.joins_late(key)
+            self._round.add_late_optimizer(key)
             return None
         self.current = update
         if self._optimizers.known.get(key) is not info:
@@ -234,9 +234,9 @@ class StepTracker:
         self._undecided = False
         members = self._round.members
         if self._rate.jumps and not members:
-            self._guard.run(self._savepoints_part, self._rollbacks.take_before_jump)
+            self._guard.run(self._savepoints_part, self._rollbacks.save_before_rate_jump)
         if not members and not self._skip and self._in_force.acting:
-            self._skip = safeguards.skip.take()
+            self._skip = safeguards.skip.consume_skipped_step()
         members.append(id(update.optimizer))
         self.on_time = False
         update.skip = "overflow" if overflow else self._skip
@@ -255,7 +255,7 @@ class StepTracker:
             self._begin(update)
             return True
         self._undecided = False
-        self._round.joins_late(id(update.optimizer))
+        self._round.add_late_optimizer(id(update.optimizer))
         return False
 
     def _reschedule(self, optimizer: Any) -> None:
@@ -297,8 +297,10 @@ class StepTracker:
         if not update.skip:
             self._safeguards.gradients(update)
             self._skip = update.skip
-        if not update.skip and len(self._round.members) == 1 and self._rollbacks.marked:
-            self._guard.run(self._savepoints_part, self._rollbacks.saw_moments, update)
+        if not update.skip and len(self._round.members) == 1 and self._rollbacks.needs_moment_check:
+            self._guard.run(
+                self._savepoints_part, self._rollbacks.save_before_foreign_moments, update
+            )
 
     def after_step(self, update: Update) -> None:
         """The optimizer is done; the round may be over."""
@@ -311,15 +313,15 @@ class StepTracker:
         if self._in_force.acting:
             self._safeguards.after_update(update)
         self._guard.run_all(self._plan.now["after_update"], update)
-        if self._round.ends():
+        if self._round.is_at_end():
             self.close(on_time=True)
 
-    def overflowed(self, optimizer: Any) -> None:
+    def on_overflow(self, optimizer: Any) -> None:
         """The GradScaler found no finite gradients and never called `optimizer.step`."""
         try:
             update = self.before_step(optimizer, closure=False, overflow=True)
         finally:
-            self._rate.restore()
+            self._rate.restore_job_rates()
         if update is not None:
             self.after_step(update)
 
@@ -339,12 +341,12 @@ class StepTracker:
         if self._round.members[-1:] == [id(update.optimizer)]:
             self._round.members.pop()
 
-    def saw_backward(self, loss: Optional[Number], retains: bool) -> None:
+    def on_backward(self, loss: Optional[Number], retains: bool) -> None:
         """A backward of `loss` is about to run (None: of something that is no scalar)."""
         if self.open:
             self.close(on_time=False)
         if self.current is not None and self._undecided:
-            self._gate.without_grad(self._begin, self.current)
+            self._gate.call_without_grad(self._begin, self.current)
         if self.repeats:
             return
         again = self.accumulates and len(self._round.members) < 2
@@ -358,10 +360,10 @@ class StepTracker:
         if not self._round.members:
             return
         position = self._position
-        self._round.close(on_time)
+        self._round.start_next_round(on_time)
         self.accumulates, self._skip = False, ""
         elapsed = self._ended_ns - self._mark_ns - position.held_ns if self._mark_ns else None
-        if self._rollbacks.marks:
+        if self._rollbacks.needs_step_ends:
             self._guard.run(self._savepoints_part, self._rollbacks.step_ended, elapsed)
         self._mark_ns, position.held_ns = self._ended_ns, 0
         step = Step(position.step, position.attempt, self._ended_ns, elapsed)
@@ -374,23 +376,23 @@ class StepTracker:
         self._publisher.submit(step.number, step.attempt, step.at_ns, values)
         self._reporter.beat("step")
         self._scaling.step_ended()
-        if self._rate.advance():
+        if self._rate.advance_and_check_hold_end():
             self._reporter.notice("note", LET_GO)
         if self._in_force.acting:
             self._safeguards.step_ended()
         if elapsed is not None:
-            self._guard.judge(elapsed)
+            self._guard.judge_costs(elapsed)
         position.step += 1
         self.on_time = on_time
-        self._drills.begin(position.step)
-        self._sampling.begin(position.step, self._ended_ns)
+        self._drills.begin_step(position.step)
+        self._sampling.plan_step(position.step, self._ended_ns)
         if on_time:
             self._commands.fetch()
 
-    def pass_on(self, optimizer: Any) -> None:
+    def end_step_for_thread(self, optimizer: Any) -> None:
         """Another thread trains from now on and has just stepped `optimizer`: end the step."""
         self.close(on_time=False)
-        self._round.expect(id(optimizer), [id(optimizer)])
+        self._round.set_last_optimizer(id(optimizer), [id(optimizer)])
         self.accumulates, self._mark_ns = False, 0  # what lies between has no time
 
     def _appeared(self, key: int, info: OptimizerInfo, optimizer: Any) -> None:
@@ -398,17 +400,17 @@ class StepTracker:
         infos, step = self._optimizers.known, self._position.step
         if _another_training(infos.values(), info, step - self._began):
             self.close(on_time=False)
-            self._round, self._began, self._mark_ns = Round(), self._position.step, 0
+            self._round, self._began, self._mark_ns = OptimizerRound(), self._position.step, 0
             self._process.on_other_optimizer()
         elif infos and step - self._began > 1 and self._rate.hold is not None:
-            self._rate.let_go()  # groups may be counted otherwise now
+            self._rate.clear_hold()  # groups may be counted otherwise now
             self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
         self._optimizers.known = order_optimizers(infos, key, info, self._round.members)
         self._process.appeared(optimizer)
 
     def infer(self, key: int, number: Optional[int] = None) -> None:
         """Steps end under this key from now on (0: as optimizers do), at `number` if given."""
-        self._round.expect(key)
+        self._round.set_last_optimizer(key)
         if number is not None:
             self._position.step, self._mark_ns = number, monotonic_ns()
 
@@ -448,7 +450,7 @@ class BetweenSteps:
         """The process is a rank from now on."""
         self._rollbacks, self._commands = rollbacks, commands
 
-    def cross(self) -> None:
+    def run_due_work(self) -> None:
         """If a step has just ended on time: keep a savepoint, obey commands.
 
         Raises:
@@ -459,9 +461,9 @@ class BetweenSteps:
             return
         tracker.on_time = False
         guard, rollbacks = context.guard, self._rollbacks
-        guard.turn()
+        guard.finish_step_timing()
         if rollbacks.due():
-            guard.run(guard.part("savepoints", share=1.0), rollbacks.take_due)
+            guard.run(guard.part("savepoints", share=1.0), rollbacks.take_due_savepoint)
         if context.reporter.status_due():
             guard.run(guard.core, context.reporter.write_status)
         self._commands.run()
@@ -491,7 +493,7 @@ class DiscardedGradients:
         self._zeroed: set[int] = set()  # ids of parameters, since the newest backward
         self._retained = False  # its graph
 
-    def zeroed(self, owner: Any) -> None:
+    def on_zero_grad(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed."""
         if isinstance(owner, self._module):
             self._zeroed.update(map(id, owner.parameters()))
@@ -518,7 +520,7 @@ class DiscardedGradients:
     def _all_gone(self) -> bool:
         if self._retained and not self._batches.went_in:
             return False  # another loss of the same forward
-        return not self._registry.holds_gradients(self._zeroed)
+        return not self._registry.has_uncleared_gradients(self._zeroed)
 
 
 STEPS = 3  # of another thread, since the newest of the one that is watched
@@ -551,12 +553,12 @@ class TrainingThread:
         self._others = 0  # steps of others since then
         self._announced = False
 
-    def begins(self) -> None:
+    def claim_rank(self) -> None:
         """The process becomes a rank in this thread, by a backward or a step."""
         if self._gate.thread is None:
             self._watch()
 
-    def steps_first(self) -> bool:
+    def claim_first_step(self) -> bool:
         """Whether this thread is the first to step, and is watched from here on."""
         gate, guard, watched = self._gate, self._context.guard, self._gate.thread
         if self._tracker.entries or watched in (None, get_ident()) or not gate.on:
@@ -570,7 +572,7 @@ class TrainingThread:
             guard.run(guard.core, self._forget)
         finally:
             self._lock.release()
-        return not gate.absent()
+        return not gate.must_bypass()
 
     def _watch(self) -> None:
         self._gate.thread = get_ident()
@@ -578,10 +580,10 @@ class TrainingThread:
 
     def _forget(self) -> None:
         """What was seen since the last step is another thread's."""
-        self._batches.look()
+        self._batches.observe_waiting()
         self._plan.run("forget")
 
-    def stepped(self, optimizer: Any) -> None:
+    def on_step(self, optimizer: Any) -> None:
         """A step that is not looked at has just been made, perhaps in another thread."""
         gate, guard, watched = self._gate, self._context.guard, self._gate.thread
         if watched is None or get_ident() == watched or not gate.on:
@@ -617,7 +619,7 @@ class TrainingThread:
         """This thread is watched from now on; it stands right behind its step."""
         reporter = self._context.reporter
         self._watch()
-        self._tracker.pass_on(optimizer)
+        self._tracker.end_step_for_thread(optimizer)
         self._forget()
         reporter.beat("step")
         if not self._announced:

@@ -192,10 +192,10 @@ class LearningRate:
         self._rewarm = rewarm
         self.warming, self.jumps = Warmup(), False
         self._limits: Levels = {}
-        self.begin_again()
+        self.restart_rewarm()
         self._changed: list[tuple[dict[str, Any], Any, Any, float]] = []
 
-    def begin_again(self) -> None:
+    def restart_rewarm(self) -> None:
         """Begin the re-warm of this launch with the step under way, if there is one."""
         rewarm = self._rewarm
         if rewarm:
@@ -227,10 +227,10 @@ class LearningRate:
             self.jumps = is_far(info.rates, rates)
             record_rates(info.rates, step, rates)
 
-    def hold_at(
-        self, optimizers: list[OptimizerInfo], before_step: int, within: float, release: int
+    def hold_at_healthy_level(
+        self, optimizers: list[OptimizerInfo], before_step: int, factor: float, release: int
     ) -> dict[int, float]:
-        """Hold each group at `within` times its last healthy level; return the limits.
+        """Hold each group at `factor` times its last healthy level; return the limits.
 
         Args:
             before_step: the step of the first breach. release: see `RateHold`.
@@ -242,13 +242,13 @@ class LearningRate:
                 level = healthy_rate(info.rates, group, before_step)
                 if level is not None:
                     number = info.first_group + group
-                    levels[number] = within * level
+                    levels[number] = factor * level
                     newest[number] = info.rates[-1][1][group] or 0.0
         if levels:
             self.hold = RateHold(levels, before_step, release, newest)
         return levels
 
-    def hold_below(
+    def hold_at_limit(
         self, optimizers: list[OptimizerInfo], step: int, limit: float, release: int
     ) -> dict[int, float]:
         """Hold the first group at `limit`, the others in proportion, as they were in the step `at`.
@@ -268,14 +268,14 @@ class LearningRate:
         self.hold = RateHold(levels, step, release, newest)
         return levels
 
-    def keep_hold(self) -> None:
+    def save_hold(self) -> None:
         """Write down what is held, for a later launch. Raises OSError."""
         if self.hold is not None:
             hold = self.hold
             document = {"levels": hold.levels, "since": hold.since, "release": hold.release}
             files.replace_file(self._hold_path, json.dumps(document).encode())
 
-    def let_go(self) -> None:
+    def clear_hold(self) -> None:
         """Hold no rate any more."""
         self.hold = None
         _forget(self._hold_path)
@@ -290,7 +290,7 @@ class LearningRate:
         rates = [(id(group), group.get("lr")) for group in groups]
         return {number: float(rate) for number, rate in rates if isinstance(rate, (int, float))}
 
-    def warm(self, start: float, steps: int, levels: Levels) -> Optional[float]:
+    def start_rewarm(self, start: float, steps: int, levels: Levels) -> Optional[float]:
         """Begin a re-warm from `start`; until its end no group has more than `JUMP` its level.
 
         Returns the limit of the first group.
@@ -300,7 +300,8 @@ class LearningRate:
         return next(iter(self._limits.values()), None)
 
     def apply(self, optimizer: Any, drill: float, start: int, step: int) -> None:
-        """Multiply the rate of every group until `restore`, by `drill` as if by the job itself.
+        """Multiply the rate of every group until `restore_job_rates`, by `drill` as if by the job
+        itself.
 
         Args:
             start: number of its first group.
@@ -358,17 +359,17 @@ class LearningRate:
                 rate.mul_(factor)  # in place: a compiled or captured step holds this tensor
 
     def reschedule(self, optimizer: Any, factor: float) -> None:
-        """Multiply the rate of every group until `restore`, as if the job's schedule had."""
+        """Multiply every rate until `restore_job_rates`, as if the job's schedule had."""
         self._set(
             [(group, factor) for group in optimizer.param_groups if group.get("lr") is not None]
         )
 
     @property
-    def changed(self) -> bool:
+    def is_scaled(self) -> bool:
         """Whether a rate is scaled now."""
         return bool(self._changed)
 
-    def restore(self) -> None:
+    def restore_job_rates(self) -> None:
         """Put back what the job had set, bit for bit."""
         while self._changed:
             group, job_rate, used, factor = self._changed.pop()
@@ -380,7 +381,7 @@ class LearningRate:
             else:
                 group["lr"] = job_rate
 
-    def advance(self) -> bool:
+    def advance_and_check_hold_end(self) -> bool:
         """A step ended; return whether the job's own rate is let go."""
         if self.warming.moves:
             self.warming.advance()
@@ -392,7 +393,7 @@ class LearningRate:
         ends = self.hold is not None and self.hold.advance()
         if ends:
             with suppress(OSError):  # then a later launch lets it go once more
-                self.let_go()
+                self.clear_hold()
         return ends
 
     def _on_host(self, rate: Any) -> Optional[float]:

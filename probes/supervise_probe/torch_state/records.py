@@ -268,19 +268,19 @@ class Average:
         weight = self._weight = self._decay * self._weight + self._new
         self.value = total / weight
 
-    def save(self, state: dict[str, float]) -> None:
+    def save_state(self, state: dict[str, float]) -> None:
         """Add its numbers to `state`."""
         total, weight = self._keys
         state[total], state[weight] = self._sum, self._weight
 
-    def load(self, state: Mapping[str, float]) -> None:
+    def load_state(self, state: Mapping[str, float]) -> None:
         """Put back what `save` wrote."""
         total, weight = self._keys
         self._sum, self._weight = state.get(total, self._sum), state.get(weight, self._weight)
         self.value = self._sum / self._weight if self._weight else None
 
 
-class Window:
+class StepShareWindow:
     """Share of the last `size` steps in which something happened; of all steps while fewer.
 
     Attributes:
@@ -295,7 +295,7 @@ class Window:
         self._keys = name + ".bits", name + ".count"
         self.percent = 0.0
 
-    def add(self, happened: bool) -> None:
+    def add_step(self, happened: bool) -> None:
         """One more step."""
         bits = self._bits
         if self._count < self._size:
@@ -307,12 +307,12 @@ class Window:
         self._bits = bits & self._mask
         self.percent = 100.0 * self._hits / self._count
 
-    def save(self, state: dict[str, float]) -> None:
+    def save_state(self, state: dict[str, float]) -> None:
         """Add its numbers to `state`: a whole number of `size` bits, and how many of them count."""
         bits, count = self._keys
         state[bits], state[count] = self._bits, self._count
 
-    def load(self, state: Mapping[str, float]) -> None:
+    def load_state(self, state: Mapping[str, float]) -> None:
         """Put back what `save` wrote."""
         bits, count = self._keys
         self._bits, self._count = int(state.get(bits, 0)), int(state.get(count, 0))
@@ -362,7 +362,7 @@ class Times:
         if self.show is not None:
             self.show(self.collectives, index, False)
 
-    def waited(self, elapsed_ns: int, part: str) -> None:
+    def add_collective_wait(self, elapsed_ns: int, part: str) -> None:
         """`elapsed_ns` passed in a collective, inside `part`, which has not ended ("": in none)."""
         self.comm += elapsed_ns
         if part:

@@ -100,7 +100,7 @@ class Registry:
             if "GradScaler" in vars(home):
                 _call_after(home.GradScaler, "__init__", self.scalers.add)
 
-    def saw(self, thing: Any) -> None:
+    def register(self, thing: Any) -> None:
         """Note a training object that came by in some other way."""
         torch = self._torch
         if isinstance(thing, torch.nn.Module):
@@ -139,7 +139,7 @@ class Registry:
         alive = [reference() for reference in self._roots[1]]
         return [module for module in alive if module is not None]
 
-    def holds_gradients(self, zeroed: "set[int]") -> bool:
+    def has_uncleared_gradients(self, zeroed_ids: "set[int]") -> bool:
         """Whether anything is left of a backward in other parameters than these ids.
 
         Sharded parameters do not show what they gather: they count as gradients.
@@ -149,10 +149,10 @@ class Registry:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     is_known = True
-                    if _full(p) and id(p) not in zeroed:
+                    if _full(p) and id(p) not in zeroed_ids:
                         return True
         return not is_known and any(
-            _full(p) and id(p) not in zeroed
+            _full(p) and id(p) not in zeroed_ids
             for module in self.modules
             for p in module.parameters(recurse=False)
         )
@@ -249,7 +249,7 @@ class GradScalerState:
         self.scaler = scaler
         self.appeared()
 
-    def saw_scale(self, scaler: Any, outputs: Any, result: Any) -> None:
+    def on_scale(self, scaler: Any, outputs: Any, result: Any) -> None:
         """`scaler.scale(outputs)` returned `result`."""
         if result is outputs:
             return
@@ -269,7 +269,7 @@ class GradScalerState:
         # Scaled, then divided by the accumulation steps, or several scaled losses added up.
         return value if scale is None else value / self._scalars.value(scale)
 
-    def saw_unscale(self, optimizer: Any) -> None:
+    def on_unscale(self, optimizer: Any) -> None:
         """`scaler.unscale_(optimizer)` was called."""
         self.unscaled = self.unscaled | {id(optimizer)}
 

@@ -285,13 +285,13 @@ class Replicas:
         self._changes = -1
         self._all = False
 
-    def hold(self, ids: frozenset[int]) -> bool:
-        """Return whether all of these are, the `ids` of an `OptimizerInfo`."""
+    def contain_all(self, parameter_ids: frozenset[int]) -> bool:
+        """Return whether all of these are, the `parameter_ids` of an `OptimizerInfo`."""
         changes = self._registry.modules.changes
-        if ids is not self._ids or changes != self._changes:
-            self._ids, self._changes = ids, changes
+        if parameter_ids is not self._ids or changes != self._changes:
+            self._ids, self._changes = parameter_ids, changes
             replicated = replicated_parameters(self._registry, self._position.world_size)
-            self._all = ids <= replicated
+            self._all = parameter_ids <= replicated
         return self._all
 
 
@@ -312,7 +312,7 @@ class WeightCopies:
         """Whether there are other ranks."""
         return self._position.world_size > 1
 
-    def uniform(self, info: OptimizerInfo) -> Optional[int]:
+    def uniform_copy_count(self, info: OptimizerInfo) -> Optional[int]:
         """Return the number that all parameters of an optimizer share, else None.
 
         Remembered, since a step may have thousands of them.

@@ -37,7 +37,7 @@ class BufferPool:
         """Add a buffer that is no longer used."""
         self._free.setdefault(key, []).append(buffer)
 
-    def take(self, key: tuple[Any, ...]) -> Any:
+    def take_buffer(self, key: tuple[Any, ...]) -> Any:
         """Return a buffer for a copy of such a tensor, or None."""
         free = self._free.get(key)
         return free.pop() if free else None
@@ -128,7 +128,7 @@ class TensorCopies:
         for slot, tensor in zip(self.slots, self._sources):
             if slot.buffer is not None:
                 continue
-            slot.buffer = pool.take(slot.key)
+            slot.buffer = pool.take_buffer(slot.key)
             if slot.buffer is None:
                 slot.buffer = torch.empty_like(
                     tensor, device="cpu", requires_grad=False, pin_memory=slot.key[-1]
@@ -146,7 +146,7 @@ class TensorCopies:
             self._events.append(event)
         self._sources, self._owners, self._numbers = [], [], {}
 
-    def take_over(self, older: "TensorCopies", tensors: Iterable[Any]) -> bool:
+    def copy_from_older(self, older: "TensorCopies", tensors: Iterable[Any]) -> bool:
         """Let the copies of some tensors be as those of an older savepoint, which is in memory.
 
         Returns whether it has one of each, in the same shape. Tensors without a copy stay so.
@@ -178,7 +178,7 @@ class TensorCopies:
         """Allocate memory for content that is about to be read."""
         for slot in self.slots:
             slot.shared = False
-            slot.buffer = pool.take(slot.key)
+            slot.buffer = pool.take_buffer(slot.key)
             if slot.buffer is None or slot.buffer.stride() != slot.layout:
                 dtype, shape = slot.key[:2]
                 slot.buffer = torch.empty_strided(
@@ -218,7 +218,7 @@ class TensorCopies:
             event.synchronize()
         self._events = []
 
-    def original(self, number: int) -> Any:
+    def live_tensor(self, number: int) -> Any:
         """Return the job's own tensor, or None when it no longer exists."""
         owner = self.slots[number].owner()
         fix = getattr(owner, "_fix_weakref", None)
@@ -231,7 +231,7 @@ class TensorCopies:
         self.wait()
         targets, sources = [], []
         for number, slot in enumerate(self.slots):
-            tensor = self.original(number) if slot.bulk else None
+            tensor = self.live_tensor(number) if slot.bulk else None
             if tensor is not None:
                 targets.append(local_part(tensor))
                 sources.append(slot.buffer)
@@ -241,21 +241,21 @@ class TensorCopies:
 
     def shape_changed(self, number: int) -> bool:
         """Whether the job's tensor exists but has another shape or type."""
-        tensor, key = local_part(self.original(number)), self.slots[number].key
+        tensor, key = local_part(self.live_tensor(number)), self.slots[number].key
         return tensor is not None and (tensor.dtype, tensor.shape) != key[:2]
 
-    def any_without_memory(self) -> bool:
+    def any_freed(self) -> bool:
         """Whether the job has freed the memory of a tensor since: writing there ends it."""
-        tensors = (local_part(self.original(number)) for number in range(len(self.slots)))
+        tensors = (local_part(self.live_tensor(number)) for number in range(len(self.slots)))
         return not all(tensor is None or has_readable_memory(tensor) for tensor in tensors)
 
     def any_shape_changed(self) -> bool:
         """Whether `write` would fail."""
         return any(slot.bulk and self.shape_changed(i) for i, slot in enumerate(self.slots))
 
-    def restored(self, number: int) -> Any:
+    def restored_tensor(self, number: int) -> Any:
         """Return the tensor with its saved content: the job's own, else a new one."""
-        slot, owner = self.slots[number], self.original(number)
+        slot, owner = self.slots[number], self.live_tensor(number)
         if owner is None:
             return self._new(slot)
         return owner if slot.bulk or self._write(slot, owner) else self._new(slot)

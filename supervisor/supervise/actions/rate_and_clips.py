@@ -31,7 +31,7 @@ def rewarm_due(context: PlanContext, start: float, steps: int) -> dict[str, floa
     return {"start": start, "steps": steps} if due else None
 
 
-def scale_shows(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:
+def explain_scale_mismatch(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:
     """Return None when the rate used is `scale` of what the re-warm leaves, else a sentence.
 
     With `rewarm_steps` it may be a few steps up its ramp already. A job without a rate is not
@@ -40,7 +40,9 @@ def scale_shows(frame: Metrics, scale: float, rewarm_steps: int) -> str | None:
     return _shows(frame, scale, rewarm_steps, _rewarm(frame))
 
 
-def rewarm_shows(frame: Metrics, rewarm: Rewarm | None, limit: float | None = None) -> str | None:
+def explain_rewarm_mismatch(
+    frame: Metrics, rewarm: Rewarm | None, limit: float | None = None
+) -> str | None:
     """Return None when the rate used is at the beginning of `rewarm`, else a sentence.
 
     Without one, and in a job without a rate, there is nothing to be judged. `limit`: the ramp leads
@@ -52,7 +54,7 @@ def rewarm_shows(frame: Metrics, rewarm: Rewarm | None, limit: float | None = No
     return _shows(frame, rewarm.start, rewarm.steps, other_scale, limit)
 
 
-def hold_shows(frame: Metrics, limit: float) -> str | None:
+def explain_hold_mismatch(frame: Metrics, limit: float) -> str | None:
     """Return None when the rate used is at most `limit`, or back at what the job asks for."""
     used, scale = frame.get("learning_rate"), frame.get("lr_scale") or 1.0
     if used is None or used <= limit * scale / _hold(frame) * (1.0 + RATE_TOLERANCE):
@@ -140,9 +142,9 @@ class LrScale(Action):
             )
         return answer
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         order = check.args.parse(RateArgs)
-        return scale_shows(check.frame, order.value, order.rewarm_steps)
+        return explain_scale_mismatch(check.frame, order.value, order.rewarm_steps)
 
     def undo(self) -> Action | None:
         return None if self.set == 1.0 else LrScale(set=1.0)
@@ -224,10 +226,10 @@ class HoldRate(Action):
             raise ActionError(f"the rate of {groups} parameter groups is held")
         return answer
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         lifted = check.args.parse(RateArgs).lift
         limit = None if lifted else check.result.read(Outcome).rate_limit
-        return None if limit is None else hold_shows(check.frame, limit)
+        return None if limit is None else explain_hold_mismatch(check.frame, limit)
 
     def undo(self) -> Action | None:
         return None if self.lift else HoldRate(lift=True)
@@ -304,7 +306,7 @@ class Clip(Action):
             raise ActionError(f"asked for a clip to {requested:g}, the job clips to {limit:g}")
         return answer
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         observed, limit = check.frame.get("clip_bound"), check.result.parse(ClipOutcome).clip_bound
         if observed is None or (limit is not None and math.isclose(observed, limit, rel_tol=1e-6)):
             return None  # a frame without the column is not judged; the job's answer was
@@ -474,7 +476,7 @@ class LossScale(Action):
             )
         return answer
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         observed, outcome = check.frame.get("loss_scale"), check.result.parse(ScaleOutcome)
         scale = outcome.loss_scale
         least = scale * outcome.backoff  # the step before it may have overflowed

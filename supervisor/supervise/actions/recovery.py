@@ -16,7 +16,7 @@ from ..core.model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from ..core.model.payload import Continuity, Json, Outcome, Payload, RelaunchArgs, RollbackArgs
 from ..core.model.values import Seconds, Steps
 from ..errors import ActionError
-from .rate_and_clips import rewarm_due, rewarm_shows
+from .rate_and_clips import explain_rewarm_mismatch, rewarm_due
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ class Rollback(Action):
             raise ActionError("the probe did not say which attempt follows the rollback")
         return answer
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         outcome = check.result.parse(Outcome)
         if check.attempt != outcome.attempt or check.step <= (outcome.step or 0):
             return f"the job is at step {check.step} of attempt {check.attempt}"
         rewarm = check.args.parse(RollbackArgs).rewarm
-        return rewarm_shows(check.frame, rewarm, outcome.rate_limit)
+        return explain_rewarm_mismatch(check.frame, rewarm, outcome.rate_limit)
 
     def tolerates(self, continuity: Continuity) -> bool:
         return False  # the probe batch has the loss that it had, or the weights are others
@@ -278,14 +278,14 @@ class Relaunch(Action):
             raise ActionError(f"the job was not restarted: {answer}")
         return answer
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         # Perhaps not what was ordered was put back.
         order, outcome = check.args.parse(RelaunchArgs), check.result.parse(Outcome)
         first_step = (order.step if outcome.step is None else outcome.step) + 1
         step, attempt = check.step, check.attempt
         if attempt != outcome.attempt or not first_step <= step <= first_step + NEAR:
             return f"the job is at step {step} of attempt {attempt}, not at step {first_step}"
-        return rewarm_shows(check.frame, order.rewarm)
+        return explain_rewarm_mismatch(check.frame, order.rewarm)
 
     def tolerates(self, continuity: Continuity) -> bool:
         if self.continuity != "weights":

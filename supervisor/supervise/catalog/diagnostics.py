@@ -120,13 +120,13 @@ class Problems:
         if len(self._found) >= MAX_PROBLEMS:
             text = f"{MAX_PROBLEMS} mistakes were found; the rest of the file was not read"
             self._found.append(self._problem(location, text, "is this a policy?"))
-            self.stop()
+            self.raise_if_any()
 
     def warn(self, location: Place, message: str, hint: str | None = None) -> None:
         """Note a warning."""
         self._warned.append(self._problem(location, message, hint))
 
-    def take(self, problems: Iterable[Problem]) -> None:
+    def extend(self, problems: Iterable[Problem]) -> None:
         """Note mistakes that were found elsewhere."""
         for problem in problems:
             self._order.setdefault(problem.path, len(self._order))
@@ -140,7 +140,7 @@ class Problems:
     def warnings(self) -> list[Problem]:
         return self._sorted(self._warned)
 
-    def stop(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise what was found.
 
         Raises:

@@ -156,18 +156,22 @@ BY = {
 }
 
 
-def measured_by(metric: str, beside: Collection[str]) -> str:
+def measuring_component(metric: str, supervisor_metrics: Collection[str]) -> str:
     """Return who measures a metric: one of `PROBE`, `SUPERVISOR`, `BUILD`, `JOB`.
 
     Args:
-        beside: the ids of what the supervisor measures beside the job.
+        supervisor_metrics: the ids of what the supervisor measures beside the job.
     """
     spec = metrics.spec_of(metric)
     if spec is not None and spec.id in metrics.measured_metrics():
         return PROBE
     if spec is not None and spec.id in metrics.BUILD:
         return BUILD
-    return SUPERVISOR if metric in beside or (spec is not None and spec.id in beside) else JOB
+    return (
+        SUPERVISOR
+        if metric in supervisor_metrics or (spec is not None and spec.id in supervisor_metrics)
+        else JOB
+    )
 
 
 def detectors_reading(metric: str) -> dict[str, str]:
@@ -209,7 +213,7 @@ def _packs() -> list[_Pack]:
     for name in shipped.shipped_names(PACKS):
         path = shipped.shipped_folder(PACKS) / f"{name}.yaml"
         root = yaml_document.read_mapping(path, shipped.display_path(path), problems := Problems())
-        problems.stop()
+        problems.raise_if_any()
         assert root is not None
         section, written_rules = root.get("detectors"), root.get("rules")
         assert isinstance(section, MapNode)

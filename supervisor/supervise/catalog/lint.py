@@ -18,7 +18,7 @@ from . import discover, metrics
 from .diagnostics import Place, Problems, did_you_mean, near_miss
 from .pack import Entry, Parts
 from .rules import NAME, Written
-from .runbook_library import Opened, RunbookCatalog, Ways, verbs_of
+from .runbook_library import OpenedRunbook, RunbookCatalog, Ways, verbs_of
 from .sections import PolicyFile
 from .yaml_document import (
     ListNode,
@@ -36,7 +36,7 @@ SHORT_S = 600.0  # for a person to wake up, read and decide; project default
 
 
 def check_budgets(
-    root: MapNode, form: PolicyFile, opened: Iterable[Opened], ways: Ways, problems: Problems
+    root: MapNode, form: PolicyFile, opened: Iterable[OpenedRunbook], ways: Ways, problems: Problems
 ) -> None:
     """Every action that is counted needs a budget of its class, and one for all together.
 
@@ -142,7 +142,7 @@ def check_approval_times(root: MapNode, form: PolicyFile, problems: Problems) ->
 
 
 def check_savepoints(
-    root: MapNode, opened: Iterable[Opened], ways: Ways, problems: Problems
+    root: MapNode, opened: Iterable[OpenedRunbook], ways: Ways, problems: Problems
 ) -> None:
     """A rollback in process needs savepoints."""
     section = root.get("savepoints")
@@ -198,13 +198,13 @@ def check_unread(
 
 
 def warn_unmeasured(
-    detectors: Mapping[str, Detector], entries: Mapping[str, Entry], problems: Problems
+    detectors: Mapping[str, Detector], detector_entries: Mapping[str, Entry], problems: Problems
 ) -> None:
     """Warn of metrics that no collector measures; a job may report its own."""
     for name, detector in detectors.items():
         for metric in detector.metrics:
             if metrics.measured_metrics() and not metrics.is_known(metric):
-                location: Place = first_text(entries[name].node, metric)
+                location: Place = first_text(detector_entries[name].node, metric)
                 hint = metrics.suggest_metric(metric) or "the job must report it itself"
                 problems.warn(location, f"{name}: no collector measures {metric!r}", hint)
 
@@ -275,11 +275,11 @@ def check_ladder(root: MapNode, library: RunbookCatalog, problems: Problems) -> 
     rungs = find_ladder_names(root)
     earlier_levels: set[str] = set()
     for level, node in rungs:
-        library.open(level, node, "ladder")
+        library.load_with_fallbacks(level, node, "ladder")
         if level in earlier_levels:
             problems.add(node, f"{level!r} is in the ladder twice")
         earlier_levels.add(level)
-        if library.holds(level) and node is not rungs[-1][1]:
+        if library.ends_in_hold(level) and node is not rungs[-1][1]:
             which = "" if level == HOLD else f", which {level} ends in"
             problems.add(node, f"no level can follow hold{which}", "make it the last level")
 
@@ -290,8 +290,8 @@ def check_crash(root: MapNode, library: RunbookCatalog, problems: Problems) -> N
     if named is None:
         return
     name, node = named
-    library.open(name, node, "job.on_crash")
-    if library.holds(name):
+    library.load_with_fallbacks(name, node, "job.on_crash")
+    if library.ends_in_hold(name):
         problems.add(node, "a job that has ended cannot be held", "leave on_crash out")
     opened = library.opened.get(name)
     configured = _get(root, "job", "relaunch") is not None

@@ -31,7 +31,7 @@ from . import discover, lint, metrics, pack, rules, shipped, yaml_document
 from .diagnostics import Place, Problem, Problems, did_you_mean, near_miss
 from .pack import Parts
 from .rules import BuiltRule, Written
-from .runbook_library import Opened, RunbookCatalog
+from .runbook_library import OpenedRunbook, RunbookCatalog
 from .schema import keys_of, plain_section, read_section, written_value
 from .sections import VERSION, VERSION_NUMBER, FailuresFile, PolicyFile, write_detector
 from .yaml_document import ListNode, MapNode, Node, Scalar, mapping_entries
@@ -52,7 +52,7 @@ class Draft:
     detectors: Mapping[str, Detector]
     rules: tuple[BuiltRule, ...]
     inhibit: tuple[Inhibit, ...]
-    runbooks: Mapping[str, Opened]
+    runbooks: Mapping[str, OpenedRunbook]
     root: Node  # the file
     parts: Parts  # where every part of it was written
 
@@ -99,7 +99,7 @@ def build_policy(draft: Draft) -> Policy:
         mode=draft.mode,
         detectors=draft.detectors,
         rules=tuple(built.rule for built in draft.rules),
-        runbooks={name: opened.resolved() for name, opened in draft.runbooks.items()},
+        runbooks={name: opened.to_runbook() for name, opened in draft.runbooks.items()},
         inhibit=draft.inhibit,
         planned=form.planned,
         budgets=form.budgets,
@@ -161,7 +161,7 @@ def _shipped_failure_classes() -> tuple[FailureClass, ...]:
     root = yaml_document.read_mapping(path, shipped.display_path(path), problems)
     assert root is not None
     form: FailuresFile = read_section(FailuresFile, root, problems, "")
-    problems.stop()
+    problems.raise_if_any()
     return form.failures
 
 
@@ -232,14 +232,14 @@ def compose_from_root(
 ) -> Draft:
     """Compose the policy that `root` holds, which is in the file `path`; see `load_policy`."""
     if root is None:
-        problems.stop()
+        problems.raise_if_any()
     assert root is not None
     count = problems.count
     files = pack.base_chain(root, path, problems)
     for file_root, _ in files:
         _check_sort(file_root, problems)
     if problems.count > count:
-        problems.stop()
+        problems.raise_if_any()
     root, removed = pack.fold_chain([file_root for file_root, _ in files], problems)
     if notify:
         root = pack.with_channels(root, notify, problems)
@@ -294,15 +294,15 @@ def bind_policy(
     _check_failures(root, form, problems)
     used = set(library.opened)
     for name, node in inline.items():
-        library.open(name, node, "runbooks")
+        library.load_with_fallbacks(name, node, "runbooks")
     crash = lint.find_crash_runbook(root)
     if crash is not None:
         named.append((crash[0], root.locate("job"), "job.on_crash"))
     named += [
         (level, root.locate("escalate"), "the ladder") for level, _ in lint.find_ladder_names(root)
     ]
-    ways = library.ways(named)
-    only_read = library.reach(rule.form.see or "" for rule in drafts) - {*ways}
+    ways = library.reference_paths(named)
+    only_read = library.reachable_names(rule.form.see or "" for rule in drafts) - {*ways}
     # Mode observe runs nothing, so it needs neither budgets nor savepoints.
     acting = (mode or _mode(root, form)) != "observe"
     books = library.resolved().items()
@@ -319,7 +319,7 @@ def bind_policy(
     lint.check_approval_times(root, form, problems)
     lint.check_heartbeat(root, form, problems)
     lint.check_rules_exist(parts, root, problems)
-    problems.stop()
+    problems.raise_if_any()
     return Draft(
         name=form.policy or path.stem,
         mode=mode or form.mode,
@@ -356,7 +356,7 @@ def _open_runbooks(
                 named.append((name, location, label))
             elif name == HOLD:
                 problems.add(location, f"{label}: there is nothing to read about hold")
-            library.open(name, location, label)
+            library.load_with_fallbacks(name, location, label)
     return named
 
 

@@ -231,7 +231,7 @@ def base_chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapN
         except InputError as error:
             problems.add(named, str(error), error.hint)
         if base is None:
-            problems.stop()
+            problems.raise_if_any()
         assert base is not None
         paths.append(path.resolve())
         root = base

@@ -65,7 +65,7 @@ class Expression:
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name, _ in self.places))
 
-    def renamed(self, names: Mapping[str, str]) -> Expression:
+    def with_names(self, names: Mapping[str, str]) -> Expression:
         """Return it with other names: a pack's own `jump` becomes `loss_spike.jump`."""
         parts, end = [], 0
         for name, position in self.places:
@@ -176,7 +176,7 @@ LOSSES = frozenset(("train_loss_raw", "train_loss", "train_loss_ema", "train_ppl
 NOT_OF_HEIGHT = ("nonfinite", "equal", "threshold")  # kinds
 
 
-def lower_loss_rule(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
+def demote_loss_rule(rule: Rule, detectors: Mapping[str, Detector]) -> Rule:
     """Return a rule that judges the height of a loss by its past as one that only notifies."""
     behind = (detectors[name] for name in detectors_behind(detectors, rule.uses))
     judges = (d for d in behind if discover.yaml_name_of(d) not in NOT_OF_HEIGHT)
@@ -325,7 +325,7 @@ def bind_rules(
     ]
     if objective != "none":
         return built_rules
-    return [built._replace(rule=lower_loss_rule(built.rule, detectors)) for built in built_rules]
+    return [built._replace(rule=demote_loss_rule(built.rule, detectors)) for built in built_rules]
 
 
 def _rule(
@@ -368,7 +368,7 @@ def _expression(
                     continue
                 hint = did_you_mean(name, _usable(entry.scope, names))
                 problems.add(position_inside(node, position), f"unknown detector {name!r}", hint)
-        return None if unknown else expression.renamed(entry.scope)
+        return None if unknown else expression.with_names(entry.scope)
     except ExpressionError as error:
         problems.add(position_inside(node, error.at), f"rule {entry.name}: {error}")
         return None

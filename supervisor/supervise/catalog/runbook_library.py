@@ -27,7 +27,7 @@ Ways = Mapping[str, tuple[Place, str]]  # runbook -> where it is named, what lea
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedRunbook:
     """A runbook as it was written: its form, and its nodes for messages."""
 
     name: str
@@ -47,7 +47,7 @@ class Opened:
         instead = [("if_refused", form.if_refused)] if form.if_refused else []
         return [("if_it_fails", form.if_it_fails), *instead]
 
-    def resolved(self) -> Runbook:
+    def to_runbook(self) -> Runbook:
         """Return it as the engine takes it."""
         form = self.form
         return Runbook(
@@ -77,18 +77,20 @@ class RunbookCatalog:
         self.inline = inline
         self.folders = folders
         self.problems = problems
-        self.opened: dict[str, Opened | None] = {}  # None: it exists, and its problems are noted
+        self.opened: dict[
+            str, OpenedRunbook | None
+        ] = {}  # None: it exists, and its problems are noted
         if HOLD in inline:
             problems.add(inline[HOLD], "'hold' is reserved: it waits for a person")
 
     def names(self) -> list[str]:
-        """Return every name that `open` would find, and `hold`."""
+        """Return every name that `load_with_fallbacks` would find, and `hold`."""
         stems = [
             path.stem for folder in self.folders for path in (folder / RUNBOOKS).glob("*.yaml")
         ]
         return sorted({*self.inline, *stems, *shipped.shipped_names(RUNBOOKS), HOLD})
 
-    def open(self, name: str, named_at: Place, user: str) -> None:
+    def load_with_fallbacks(self, name: str, named_at: Place, user: str) -> None:
         """Read a runbook and those it falls back to; an unknown name is noted at `named_at`."""
         if name == HOLD or name in self.opened:
             return
@@ -104,18 +106,20 @@ class RunbookCatalog:
         self.opened[name] = opened
         if opened is not None:
             for key, following in opened.follow():
-                self.open(following, opened.node.locate(key), f"runbook {name}.{key}")
+                self.load_with_fallbacks(
+                    following, opened.node.locate(key), f"runbook {name}.{key}"
+                )
 
-    def resolved(self) -> dict[str, Opened]:
+    def resolved(self) -> dict[str, OpenedRunbook]:
         """Return the runbooks that could be read, by name."""
         return {name: opened for name, opened in self.opened.items() if opened is not None}
 
-    def holds(self, name: str) -> bool:
+    def ends_in_hold(self, name: str) -> bool:
         """Return whether this runbook, opened before, ends in a hold, as `hold` itself does."""
         opened = self.opened.get(name)
         return name == HOLD or (opened is not None and HOLD in verbs_of(opened.form))
 
-    def reach(self, names: Iterable[str]) -> set[str]:
+    def reachable_names(self, names: Iterable[str]) -> set[str]:
         """Return these runbooks and all that they fall back to."""
         reached: set[str] = set()
         todo = list(names)
@@ -127,7 +131,7 @@ class RunbookCatalog:
                 todo += [following for _, following in opened.follow()]
         return reached
 
-    def ways(self, named: Iterable[tuple[str, Place, str]]) -> Ways:
+    def reference_paths(self, named: Iterable[tuple[str, Place, str]]) -> Ways:
         """Return how each runbook is reached, from `(name, place, what runs it)` on."""
         ways: dict[str, tuple[Place, str]] = {}
         todo = [(name, location, f"{user} runs {name}") for name, location, user in named]
@@ -143,7 +147,7 @@ class RunbookCatalog:
         paths = (folder / RUNBOOKS / f"{name}.yaml" for folder in self.folders)
         return next(filter(shipped.is_file, paths), None) or shipped.find_shipped(RUNBOOKS, name)
 
-    def _inline(self, name: str, node: Node) -> Opened | None:
+    def _inline(self, name: str, node: Node) -> OpenedRunbook | None:
         if isinstance(node, ListNode):  # the short form: nothing but steps
             key = Scalar(node.source, node.line, node.col, "steps", True)
             node = MapNode(node.source, node.line, node.col, {"steps": (key, node)})
@@ -159,11 +163,11 @@ class RunbookCatalog:
             return None
         return self._checked(name, form, node)
 
-    def _file(self, name: str, path: Path) -> Opened | None:
+    def _file(self, name: str, path: Path) -> OpenedRunbook | None:
         root = yaml_document.read_mapping(path, shipped.display_path(path), self.problems)
-        return None if root is None else self.file(name, root)
+        return None if root is None else self.parse_file(name, root)
 
-    def file(self, name: str, root: MapNode) -> Opened | None:
+    def parse_file(self, name: str, root: MapNode) -> OpenedRunbook | None:
         """Read the runbook that a file of this name (without `.yaml`) holds."""
         count = self.problems.count
         form: RunbookFile = read_section(RunbookFile, root, self.problems, "", lenient=True)
@@ -183,14 +187,14 @@ class RunbookCatalog:
         self.opened[name] = None  # it may lead back to itself
         for key, following in (("if_it_fails", form.if_it_fails), ("if_refused", form.if_refused)):
             if following is not None:
-                self.open(following, node.locate(key), f"runbook {name}.{key}")
+                self.load_with_fallbacks(following, node.locate(key), f"runbook {name}.{key}")
 
-    def _checked(self, name: str, form: WrittenRunbook, node: MapNode) -> Opened:
+    def _checked(self, name: str, form: WrittenRunbook, node: MapNode) -> OpenedRunbook:
         if form.verify is not None:
             if "verify" in verbs_of(form):
                 self.problems.add(node.locate("verify"), f"runbook {name} verifies twice")
             form = msgspec.structs.replace(form, steps=(*form.steps, form.verify), verify=None)
-        opened = Opened(name, form, node)
+        opened = OpenedRunbook(name, form, node)
         for step_node, message, hint in find_runbook_flaws(opened):
             self.problems.add(step_node, f"runbook {name}: {message}", hint)
         return opened
@@ -201,7 +205,7 @@ def verbs_of(form: WrittenRunbook) -> tuple[str, ...]:
     return tuple(discover.yaml_name_of(step) for step in form.steps)
 
 
-def find_runbook_flaws(opened: Opened) -> Iterable[tuple[Node, str, str | None]]:
+def find_runbook_flaws(opened: OpenedRunbook) -> Iterable[tuple[Node, str, str | None]]:
     """Yield `(place, message, hint)` of what makes a runbook dangerous or useless."""
     steps = opened.form.steps
     verbs = verbs_of(opened.form)

@@ -134,18 +134,18 @@ def subject_of_tests(
     if form.tests == () and not scenarios:
         problems.add(root.locate(TESTS), "there are no scenarios", "see policies/README.md")
     if form.policy is None:
-        problems.stop()
+        problems.raise_if_any()
     named = path.parent / form.policy
     try:
         policy_path = shipped.locate_policy(named if shipped.is_file(named) else form.policy)
     except InputError as error:
         problems.add(root.locate("policy"), str(error), error.hint)
-        problems.stop()
+        problems.raise_if_any()
     try:
         draft = loader.compose_policy(policy_path, mode=form.mode, warnings=warnings)
     except PolicyErrors as errors:  # which names there would be is not known then
-        problems.take(errors.problems)
-        problems.stop()
+        problems.extend(errors.problems)
+        problems.raise_if_any()
     rules = [built.rule.id for built in draft.rules]
     names = _names(rules, draft.form.budgets, draft.detectors, "")
     _check(scenarios, names, problems)
@@ -228,7 +228,7 @@ def _check(scenarios: Scenarios, names: Names, problems: Problems) -> None:
         scenario_form.check_names(form, node, names, problems)
         if names.metrics is not None:
             _unread(form, node, names.metrics, names.clock, problems)
-    problems.stop()
+    problems.raise_if_any()
 
 
 def _unread(
@@ -269,7 +269,7 @@ def check_file(name: str, text: str = "") -> Checked:
             else read_subject(path, problems)
         )
         if root is None:
-            problems.stop()
+            problems.raise_if_any()
         assert root is not None
         sort = file_kind(root)
         if name == STDIN and sort in ("pack", "runbook"):
@@ -294,17 +294,19 @@ def _judge(
     elif sort == "runbook":
         beside = path.parent.parent if path.parent.name == "runbooks" else path.parent
         library = RunbookCatalog({}, (beside,), problems)
-        opened = library.file(path.stem, root)
+        opened = library.parse_file(path.stem, root)
         if opened is not None:
             node = opened.node.locate("if_it_fails")
-            library.open(opened.form.if_it_fails, node, f"runbook {path.stem}.if_it_fails")
+            library.load_with_fallbacks(
+                opened.form.if_it_fails, node, f"runbook {path.stem}.if_it_fails"
+            )
     else:
         draft = loader.compose_from_root(root, path, None, problems)
         entries = {built.rule.id: built.entry for built in draft.rules}
         assert isinstance(draft.root, MapNode)
         acting = replace(draft, mode="enforce")  # what is there to be judged once it may act
         check_measured(loader.build_policy(acting), entries, draft.root, problems)
-    problems.stop()
+    problems.raise_if_any()
 
 
 def merge_problems(results: Iterable[Checked]) -> tuple[list[Problem], list[Problem]]:

@@ -14,8 +14,8 @@ __getattr__ = lazy_exports(
         "service": "CheckpointService, RestoredCheckpoint",
         "tracker": "RunPosition, save_report",
         "verification": (
-            "Evaluation, VerifierProcess, below, ends_with_job, evaluate_checkpoint, "
-            "harness_request, seconds_between_saves"
+            "Evaluation, VerifierProcess, evaluate_checkpoint, harness_request, "
+            "has_group_oom_kill, resolve_evaluate_paths, seconds_between_saves"
         ),
     },
 )

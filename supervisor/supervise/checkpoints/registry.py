@@ -413,62 +413,62 @@ class CheckpointNotifications:
         self._notes: set[str] = set()
         self.delivered: set[str] = set()
 
-    def verdict(self, entry: Entry, ok: bool | None) -> None:
+    def report_verdict(self, entry: Entry, ok: bool | None) -> None:
         """Report the result of a verification; None: it could not be verified."""
         if ok is None:
             reason = "; ".join(entry.problems)
-            self.note(
+            self.queue_note(
                 f"checkpoint {entry.id} in {entry.path} could not be verified: {reason}",
                 unverified=[entry.attempt, entry.step],
             )
         elif ok:
-            self.verified(entry)
+            self.report_good(entry)
         else:
-            self.bad(entry)
+            self.report_bad(entry)
 
-    def verified(self, entry: Entry, *, first: bool = True) -> None:
+    def report_good(self, entry: Entry, *, first: bool = True) -> None:
         """Report a good checkpoint; the `first` report also fills the metrics of a frame."""
         size = f"{entry.bytes:,} bytes in {entry.path}"
         if entry.resumable == WEIGHTS_ONLY:
             size += "; it holds weights only: the job cannot resume its optimizer from it"
         self._event(entry, True, f"was verified: {size}", measured=first)
 
-    def bad(self, entry: Entry) -> None:
+    def report_bad(self, entry: Entry) -> None:
         """Report a bad checkpoint."""
         damage = "; ".join(entry.problems[:3])
         self._event(entry, False, f"is bad: {damage}", measured=True, damage=damage)
 
-    def unavailable(self, entry: Entry, reason: str) -> None:
+    def report_unavailable(self, entry: Entry, reason: str) -> None:
         """Report that a checkpoint is no longer available for a rollback."""
         self._event(entry, False, f"is no longer available: {reason}", measured=False)
 
-    def evaluated(self, entry: Entry, values: Mapping[str, float], reason: str) -> None:
+    def report_evaluation(self, entry: Entry, values: Mapping[str, float], reason: str) -> None:
         """Report what an evaluation measured; `reason`: why nothing is known, "" where it is."""
         now_ns, step = system.monotonic_ns(), max(0, entry.step)
         self._events.append((LateFrame(now_ns, "checkpoint", entry.attempt, step, values), {}))
         for name, (limit, suspicion) in SUSPECT.items():
             value = values.get(name, 0.0)
             if value > limit:
-                self.note(
+                self.queue_note(
                     f"{name} of checkpoint {entry.label} is {value:.3g} %: above {limit:g} % "
                     f"{suspicion}",
                     once=f"suspect {name}",
                 )
         if reason:
             text = f"nothing is known of the model in checkpoint {entry.label}: {reason}"
-            self.note(text, once=f"unknown {reason}")
+            self.queue_note(text, once=f"unknown {reason}")
 
-    def artefact(self, entry: Entry, digest: str) -> None:
+    def report_evaluation_artefact(self, entry: Entry, digest: str) -> None:
         """Report by which evaluation a checkpoint was measured, once for each."""
         if digest:
-            self.note(
+            self.queue_note(
                 f"checkpoint {entry.label} was evaluated by sha256:{digest}: compare only "
                 "checkpoints with the same one",
                 once=f"artefact {digest}",
                 artefact=digest,
             )
 
-    def unmeasured(self, entry: Entry, reasons: Mapping[str, str]) -> None:
+    def report_unmeasured(self, entry: Entry, reasons: Mapping[str, str]) -> None:
         """Report what an evaluation lacks, once for each metric of a run."""
         fresh = {
             name: why for name, why in reasons.items() if f"unmeasured {name}" not in self._notes
@@ -476,18 +476,18 @@ class CheckpointNotifications:
         self._notes |= {f"unmeasured {name}" for name in fresh}
         if fresh:
             lines = "; ".join(f"{name}: {why}" for name, why in fresh.items())
-            self.note(f"not measured of checkpoint {entry.label}: {lines}")
+            self.queue_note(f"not measured of checkpoint {entry.label}: {lines}")
 
     def report_foreign(self, entry: Entry) -> None:
         """Report a checkpoint that is not the job's own, once per reason."""
         reason = "; ".join(entry.problems)
-        self.note(
+        self.queue_note(
             f"{entry.path} is left alone: {reason}; `supervise checkpoints RUN` lists all such "
             "files",
             once=f"foreign {entry.how} {reason}",
         )
 
-    def note(self, sentence: str, once: str = "", **data: Json) -> None:
+    def queue_note(self, sentence: str, once: str = "", **data: Json) -> None:
         """Queue a note for people; notes with the same `once` key are queued once."""
         if once and once in self._notes:
             return
@@ -495,7 +495,7 @@ class CheckpointNotifications:
         now_ns = system.monotonic_ns()
         self._events.append((Notice(now_ns, "note", sentence, data=Payload(data)), {}))
 
-    def take(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
         events: list[Event] = []
         while self._events:

@@ -103,7 +103,7 @@ class PinStore:
             OSError: it cannot be copied or linked. InterruptedError: `stopped`.
         """
         self._fetch(entry, entry.hashes, source, link=link)
-        self.keep(entry)
+        self.commit_staged_copy(entry)
 
     def copy(self, entry: Entry) -> Path:
         """Copy an unverified checkpoint and return the path; then call `keep` or `drop`.
@@ -123,7 +123,7 @@ class PinStore:
         copy = self._fresh(entry) / DATA / entry.name
         return copy if copy.exists() else None
 
-    def keep(self, entry: Entry) -> None:
+    def commit_staged_copy(self, entry: Entry) -> None:
         """Make the copy the pinned one. Raises OSError; the copy is removed then."""
         files.remove_tree(self.folder(entry))
         try:
@@ -201,7 +201,7 @@ class PinStore:
             raise
         return fresh
 
-    def put_in_place(self, entry: Entry, fresh: Path) -> Path | None:
+    def replace_job_file(self, entry: Entry, staged: Path) -> Path | None:
         """Move the staged copy to the job's path; return the new path of the old file, if any.
 
         A file is replaced atomically. A directory is moved aside first, so for an instant there is
@@ -215,9 +215,9 @@ class PinStore:
             moved = (
                 self.move_aside(path, f"before-{entry.id}", keep=True) if path.exists() else None
             )
-            fresh.replace(path)
+            staged.replace(path)
         except BaseException:
-            _remove(fresh)
+            _remove(staged)
             raise
         sync_directory(path.parent)
         return moved
@@ -405,7 +405,7 @@ class HardLinkHolds:
         if entry.state != FOUND:
             self.remove(entry)
 
-    def update(self, ready: Sequence[Entry]) -> list[Entry]:
+    def hold_newest(self, ready: Sequence[Entry]) -> list[Entry]:
         """Hold the newest entries, remove surplus holds, and return the removed ones.
 
         Args:
@@ -484,7 +484,7 @@ class OverwriteTracker:
         counts = {**self._count, path: self._count.get(path, 0) + 1}
         self._count = {name: count for name, count in counts.items() if Path(name).exists()}
         if self._count.get(path) == OFTEN:
-            self._notifications.note(
+            self._notifications.queue_note(
                 f"{path} was overwritten {OFTEN} times in a row before it could be verified: none "
                 "of these checkpoints can be used for a rollback; save less often, or keep files "
                 "longer",
@@ -552,7 +552,7 @@ class Retention:
         try:
             self.register.write()
         except OSError as error:
-            self.notifications.note(
+            self.notifications.queue_note(
                 f"the register of checkpoints cannot be written: {error}; a supervisor that adopts "
                 "this run will not know the newest ones",
                 once="write",
@@ -564,7 +564,7 @@ class Retention:
         Returns:
             Whether the last link to the files of any entry was removed.
         """
-        dropped = [e for e in self.holds.update(ready) if e.state == FOUND and not e.present]
+        dropped = [e for e in self.holds.hold_newest(ready) if e.state == FOUND and not e.present]
         for entry in dropped:
             self.release(entry)
         return bool(dropped)
@@ -616,7 +616,7 @@ class Retention:
         if entry.state == VERIFIED and not entry.pinned:
             self.mark_unavailable(entry, "its files were changed or removed")
         elif entry.state == UNVERIFIED and entry.id in self.notifications.delivered:
-            self.notifications.unavailable(entry, "; ".join(entry.problems))
+            self.notifications.report_unavailable(entry, "; ".join(entry.problems))
 
     def stage(self, entry: Entry) -> Path:
         """See `PinStore.stage`. A damaged copy without another is marked as gone."""
@@ -632,13 +632,13 @@ class Retention:
     def mark_unavailable(self, entry: Entry, reason: str) -> None:
         """Record and report that no copy of a good checkpoint is left."""
         entry.state, entry.problems = VANISHED, [reason]
-        self.notifications.unavailable(entry, reason)
+        self.notifications.report_unavailable(entry, reason)
 
     def has_room(self, entry: Entry) -> bool:
         """Whether the disk has room for a pinned copy; if not, a note says why."""
         reason = self.pins.no_room(entry.bytes)
         if reason:
-            self.notifications.note(f"checkpoints are not pinned: {reason}", once="room")
+            self.notifications.queue_note(f"checkpoints are not pinned: {reason}", once="room")
         return not reason
 
     def release(self, entry: Entry, *, overwritten: bool = False) -> None:

@@ -84,7 +84,7 @@ class Restorer:
     scan: Callable[[], object]
     _prepared: Prepared | None = field(default=None, init=False)
 
-    def prepare(self, name: str) -> None:
+    def prepare_restore(self, name: str) -> None:
         """See `CheckpointService.prepare`."""
         retention = self.retention
         with retention.exclusive_disk():
@@ -172,7 +172,7 @@ class Restorer:
         retention, prepared = self.retention, self._prepared
         self._check_replace(entry)
         copy = prepared.copy if prepared is not None and prepared.id == entry.id else None
-        moved = retention.pins.put_in_place(
+        moved = retention.pins.replace_job_file(
             entry, copy or retention.stage(self._require_pinned(entry))
         )
         for sibling in retention.register.entries:
@@ -260,7 +260,7 @@ class CheckpointService:
     "step", "attempt", "path", "ok", "bytes", "seconds", "problems"}`, when a checkpoint was
     verified, is bad, or is no longer available; kind `note` is for people.
 
-    The thread of an action calls `prepare(id)`, which may take as long as a copy, then
+    The thread of an action calls `prepare_restore(id)`, which may take as long as a copy, then
     `restore(id)`.
 
     Args:
@@ -397,11 +397,11 @@ class CheckpointService:
         for entry in self._register.entries:
             ok = delivered.get(entry.id)
             if entry.state == VERIFIED and ok is not True:
-                self._notifications.verified(entry, first=ok is None)
+                self._notifications.report_good(entry, first=ok is None)
             elif entry.state == BAD and ok is not False:
-                self._notifications.bad(entry)
+                self._notifications.report_bad(entry)
             elif entry.state == VANISHED and ok:
-                self._notifications.unavailable(entry, "; ".join(entry.problems))
+                self._notifications.report_unavailable(entry, "; ".join(entry.problems))
 
     def poll(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
@@ -409,7 +409,7 @@ class CheckpointService:
             self._polled_s = time.monotonic()
             self._position = self._get_position()
             self._judged = frozenset(self._notifications.delivered) - self._position.on_trial
-        return self._notifications.take()
+        return self._notifications.take_events()
 
     def verify_now(
         self,
@@ -484,7 +484,7 @@ class CheckpointService:
     def _be_patient(self) -> None:
         """Postpone the end of `verify_now` if the verifier has worked since the last look."""
         self._looked_s = time.monotonic()
-        work_s = self._verifier.process.work_done()
+        work_s = self._verifier.process.activity_total()
         works = abs(work_s - self._work_done) >= 1.0  # a start or an end of one is work, too
         self._work_done = work_s if works else self._work_done
         if works and self._is_urgent and not any(map(_is_resumable, [*self._register.entries])):
@@ -514,7 +514,7 @@ class CheckpointService:
 
     # ── for an action ─────────────────────────────────────────────────────────────────────────────
 
-    def prepare(self, name: str) -> None:
+    def prepare_restore(self, name: str) -> None:
         """Make sure that a checkpoint can be restored, while the job still runs.
 
         It is intact at the job's path, or its pinned copy is and is copied beside it; newer files
@@ -523,7 +523,7 @@ class CheckpointService:
         Raises:
             StoreError: see `restore`; the job's own files are unchanged.
         """
-        self._restorer.prepare(name)
+        self._restorer.prepare_restore(name)
 
     def restore(self, name: str) -> RestoredCheckpoint:
         """Restore a verified checkpoint to the path where the job loads it; the job must not run.
@@ -568,7 +568,7 @@ class CheckpointService:
             if changes.any or dropped:
                 self._kept.write()
             for entry in changes.bad:
-                self._notifications.bad(entry)
+                self._notifications.report_bad(entry)
             for entry in changes.foreign:
                 self._notifications.report_foreign(entry)
         return False
@@ -599,9 +599,11 @@ class CheckpointService:
     def _verify_before(self, before_step: int) -> None:
         """See `verify_awaited`."""
         try:
-            self._verifier.hand_over(before_step)
+            self._verifier.cancel_keeping_copy(before_step)
             while not self._verifying.acquire(timeout=LEAST_S):
-                self._verifier.hand_over(before_step)  # its process may just have been started
+                self._verifier.cancel_keeping_copy(
+                    before_step
+                )  # its process may just have been started
             try:
                 self.scan()
                 while self._awaited == before_step and not self._closed.is_set():
@@ -627,7 +629,7 @@ class CheckpointService:
         if not able:
             return False
         sentence = f"checkpoint {able[-1].label} is verified at once"
-        self._notifications.note(f"{sentence}: a relaunch waits for it", once=sentence)
+        self._notifications.queue_note(f"{sentence}: a relaunch waits for it", once=sentence)
         self._verifier.verify(able[-1], awaited=True)
         return not _is_resumable(able[-1])
 
@@ -668,7 +670,7 @@ class CheckpointService:
             f"the checkpoint guard failed: {error}; training goes on, but not every checkpoint is "
             "verified: see `supervise checkpoints RUN`"
         )
-        self._notifications.note(sentence, once=sentence)
+        self._notifications.queue_note(sentence, once=sentence)
 
     def _run(self, work: Callable[[], bool], wake: threading.Event) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread only

@@ -174,7 +174,7 @@ class VerifierProcess:
             self._cancelled = True
             process.hang_up()
 
-    def work_done(self) -> float:
+    def activity_total(self) -> float:
         """Return what was read and computed until now, 1 for 1 MB or 0.1 s of CPU. Thread-safe.
 
         Of the verification under way, and of this process, which copies what is good.
@@ -327,9 +327,9 @@ def evaluate_checkpoint(
         earlier: see `registry.predecessors`. pinned: where its copy is, while it is pinned.
         settings: with absolute paths. free: memory in bytes, None: it is not known.
         is_kept: the next evaluation is compared with this one.
-        is_fatal: default `ends_with_job`.
+        is_fatal: default `has_group_oom_kill`.
     """
-    if not settings.memory_gb and (is_fatal or ends_with_job)():
+    if not settings.memory_gb and (is_fatal or has_group_oom_kill)():
         return Evaluation(reason=ENDS_WITH_JOB)
     half = LEAST_MEMORY if free is None else free // 2
     facts = entry.evaluation or entry.probe_batch or {}
@@ -371,7 +371,7 @@ def evaluate_checkpoint(
     return evaluation
 
 
-def below(settings: Evaluate, folder: Path) -> Evaluate:
+def resolve_evaluate_paths(settings: Evaluate, folder: Path) -> Evaluate:
     """Return settings with absolute paths; theirs are relative to the folder.
 
     Tasks of a folder `micro` that there is not are the shipped ones.
@@ -452,7 +452,7 @@ def _are_roots(paths: Iterable[Path], run: Path) -> bool:
         return False
 
 
-def ends_with_job(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> bool:
+def has_group_oom_kill(membership: Path = MEMBERSHIP, root: Path = CGROUPS) -> bool:
     """Whether the kernel ends our whole cgroup, or one around it, where its memory ends.
 
     Source: `memory.oom.group` (Documentation/admin-guide/cgroup-v2.rst).
@@ -492,7 +492,7 @@ class CheckpointEvaluator:
         free_memory: Callable[[], int | None],
         share: float,
     ) -> None:
-        self._settings = below(settings, cwd)
+        self._settings = resolve_evaluate_paths(settings, cwd)
         self._kept, self._free_memory = retention, free_memory
         self._share, self._rest_until_s = share, -math.inf
         self._turn_s, self._end_s = math.inf, math.inf  # of an ended job, see `finish`
@@ -528,10 +528,10 @@ class CheckpointEvaluator:
         notifications = self._kept.notifications
         if len(waiting) > 1:
             labels = ", ".join(overtaken.label for overtaken in waiting[:-1])
-            notifications.note(f"not evaluated, since newer ones came: {labels}")
-        notifications.evaluated(entry, evaluation.metrics, evaluation.reason)
-        notifications.artefact(entry, evaluation.artefact)
-        notifications.unmeasured(entry, evaluation.unmeasured)
+            notifications.queue_note(f"not evaluated, since newer ones came: {labels}")
+        notifications.report_evaluation(entry, evaluation.metrics, evaluation.reason)
+        notifications.report_evaluation_artefact(entry, evaluation.artefact)
+        notifications.report_unmeasured(entry, evaluation.unmeasured)
         return True
 
     def _evaluate(self, entry: Entry, earlier: Sequence[Entry], start_s: float) -> Evaluation:
@@ -557,7 +557,7 @@ class CheckpointEvaluator:
         """Take back `finish`: another process of the job runs. Thread-safe."""
         self._turn_s, self._end_s = math.inf, math.inf
 
-    def is_finishing(self) -> bool:
+    def awaits_newest_evaluation(self) -> bool:
         """Whether the newest waits or is under way, and has time. Thread-safe."""
         waiting = [e for e in self._kept.register.entries if e.state == VERIFIED]
         now_s, current = time.monotonic(), self.current
@@ -567,7 +567,7 @@ class CheckpointEvaluator:
             self.process.cancel()
         return True
 
-    def unevaluated(self) -> dict[str, list[str]]:
+    def list_missing_metrics(self) -> dict[str, list[str]]:
         """Return the ids of this run's checkpoints that were not evaluated, by `UNEVALUATED`."""
         by_reason: dict[str, list[str]] = {}
         for entry in self._kept.register.entries:
@@ -643,7 +643,7 @@ class CheckpointVerifier:
         self.current: Entry | None = None
         self._handed_over: Entry | None = None  # its copy stays for another thread
 
-    def hand_over(self, before_step: int) -> None:
+    def cancel_keeping_copy(self, before_step: int) -> None:
         """Cancel the verification under way; a copy of a checkpoint before this step stays."""
         with self._kept.lock:
             entry = self.current
@@ -734,7 +734,7 @@ class CheckpointVerifier:
             entry.state = VERDICT_STATES[verdict.ok]
             retention.overwrites.on_verdict(path, overwritten=now not in (seen, None))
             retention.write()  # before the report: an adopting supervisor must know it too
-            self._notifications.verdict(entry, verdict.ok)
+            self._notifications.report_verdict(entry, verdict.ok)
         if copy is not None and not verdict.ok:
             retention.pins.drop(entry)
 
@@ -762,7 +762,7 @@ class CheckpointVerifier:
             if isinstance(error, (StoreError, InterruptedError)):
                 raise
             if entry.state == FOUND:
-                self._notifications.note(f"checkpoints cannot be pinned: {error}", once="pin")
+                self._notifications.queue_note(f"checkpoints cannot be pinned: {error}", once="pin")
             return None
 
     def _pin(
@@ -782,14 +782,14 @@ class CheckpointVerifier:
                 if not (copied or exclusive or retention.has_room(entry)):
                     return True
                 if copied:
-                    retention.pins.keep(entry)
+                    retention.pins.commit_staged_copy(entry)
                 else:
                     retention.pins.pin(entry, link, link=exclusive)
                 with retention.lock:
                     entry.pinned = True
                 inputs = registry.hash_files(self._data, self._cwd)
                 for name in (name for name, sha in inputs.items() if sha is None):
-                    self._notifications.note(
+                    self._notifications.queue_note(
                         f"job.manifest: {name} cannot be read below {self._cwd}: the manifests of "
                         "this run's checkpoints lack its hash",
                         once=f"manifest {name}",
@@ -805,7 +805,7 @@ class CheckpointVerifier:
                 retention.release(entry, overwritten=isinstance(error, StoreError))
             return False
         except OSError as error:
-            self._notifications.note(f"checkpoints cannot be pinned: {error}", once="pin")
+            self._notifications.queue_note(f"checkpoints cannot be pinned: {error}", once="pin")
         return True
 
     def retest_newest_pin(self) -> None:
@@ -835,4 +835,4 @@ class CheckpointVerifier:
                 entry.verified = system.wall_time()
             retention.write()
             if entry.state == BAD:
-                self._notifications.bad(entry)
+                self._notifications.report_bad(entry)

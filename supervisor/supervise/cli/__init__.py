@@ -181,7 +181,7 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with its documented code."""
-    _streams.take_over()
+    _streams.replace_standard_streams()
     try:
         code = invoke(argv)
     except Exception:

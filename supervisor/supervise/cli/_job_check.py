@@ -214,7 +214,7 @@ class ScriptFacts:
     saves: list[int] = field(default_factory=list)
     existing: int = 0
 
-    def checkpoints(self) -> tuple[bool, str]:
+    def check_resumability(self) -> tuple[bool, str]:
         """Return whether the job can be started again from one, and the sentence about it."""
         recipe = self.recipe
         if recipe is None:
@@ -232,7 +232,7 @@ class ScriptFacts:
         return True, "; ".join([*parts, *([recipe.note] if recipe.note else [])])
 
 
-def look_at(script: str | None, argv: Sequence[str]) -> ScriptFacts:
+def inspect_script(script: str | None, argv: Sequence[str]) -> ScriptFacts:
     """Return what the script (None: the command names none) and the command say."""
     text = ""
     if script is not None:

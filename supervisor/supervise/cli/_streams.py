@@ -116,7 +116,7 @@ class Stream(io.TextIOBase):
         data = text.encode(self.encoding, self.errors)
         put = _Text(data, lost=data.count(b"\n") or 1)
         if data and self.shared:
-            put.data = fresh_line(self._fd) + data
+            put.data = fresh_line_bytes(self._fd) + data
         if not data:
             put.is_finished = True
         elif self._queue and self._waiting_bytes + len(data) > MAX_BYTES:
@@ -206,7 +206,7 @@ class Stream(io.TextIOBase):
         return None
 
 
-def fresh_line(fd: int) -> bytes:
+def fresh_line_bytes(fd: int) -> bytes:
     """Return what begins an empty line of a terminal or a file, and nothing if it is on one.
 
     A progress bar leaves the cursor behind itself, where our line would begin. As many blanks as
@@ -247,7 +247,7 @@ def _ready(fd: int, timeout_ms: int | None) -> bool:
     return bool(poll.poll(timeout_ms))
 
 
-def take_over() -> None:
+def replace_standard_streams() -> None:
     """Replace the standard streams of this process.
 
     A closed one becomes /dev/null, so that no file opened later gets its number. It stays closed

@@ -34,7 +34,7 @@ from ..runtime.loop import App
 from ..runtime.process import Process
 from ..runtime.settings import Settings
 from ..runtime.signals import SignalForwarder
-from ..runtime.status_writer import run_vitals, write_closed_channels
+from ..runtime.status_writer import add_broken_channels_to_status, run_vitals
 from ..store import run_directory
 from ..store.policies import Reloader
 from ..store.recorder import Recorder
@@ -154,7 +154,7 @@ def watch_job(
         steps: tuple[Callable[[], None], ...] = (
             lambda: None if heartbeat is None else heartbeat.end(code, HEARTBEAT_S),
             lambda: app.close(outbox, code),
-            lambda: write_closed_channels(run, outbox.check_channels()),
+            lambda: add_broken_channels_to_status(run, outbox.check_channels()),
             lambda: environment.remove_environment(directory),
             read_receipt,
         )
@@ -181,7 +181,7 @@ def watch_job(
     index = threading.Thread(target=run_directory.add_run, args=(run, os.environ), daemon=True)
     with suppress(RuntimeError):  # at the limit of threads
         index.start()  # a home directory may hang
-    code, is_over = Foreground(app, process, outbox, forwarder).attend(run_and_close)
+    code, is_over = Foreground(app, process, outbox, forwarder).run_in_thread(run_and_close)
     if not is_over:
         exit_process(code)  # a thread hangs: do not wait for it
     if metrics is not None:

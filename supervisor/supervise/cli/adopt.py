@@ -204,7 +204,7 @@ VERIFY_S = 600.0  # for all checkpoints that the run before left unverified; pro
 POLL_S = 0.05
 
 
-def take_over_run(
+def adopt_or_plan_next_run(
     directory: Path,
     argv: Sequence[str],
     policy: Policy,
@@ -293,7 +293,7 @@ def _from_checkpoint(
         if recipe is None or entry is None:
             raise _unable(run, entries, argv, outcome)
         name = entry.id
-        guard.prepare(name)
+        guard.prepare_restore(name)
         back = guard.restore(name)
     finally:
         guard.close()

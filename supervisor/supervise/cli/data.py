@@ -163,7 +163,7 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
         manifest.rejects = build_check.add_totals(rejects, manifest.counts.documents)
         manifest.prompts = prompts
         judge_numbers(manifest, base)
-        findings = judge(policy, manifest, options["fail_on"])
+        findings = judge_manifest(policy, manifest, options["fail_on"])
         _write(options["manifest"], encode_manifest(manifest))
         _write_index(options["index"], checking, options["tokenizer"])
         _write_reports(manifest, findings, base, options)
@@ -263,7 +263,7 @@ def _rules_of(policy: Policy) -> list[Rule]:
     return rules
 
 
-def judge(policy: Policy, manifest: Manifest, fail_on: str) -> list[Finding]:
+def judge_manifest(policy: Policy, manifest: Manifest, fail_on: str) -> list[Finding]:
     """Return how the rules that read metrics of data judge a manifest."""
     from ..core.model.events import LateFrame
     from ..core.rank_monitor import RankMonitor

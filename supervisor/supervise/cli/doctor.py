@@ -48,8 +48,8 @@ from ._job_check import (
     announced_metrics,
     check_probe,
     find_interpreter,
+    inspect_script,
     list_metric_availability,
-    look_at,
     script_of,
     world_size,
 )
@@ -152,8 +152,8 @@ def check_job(argv: tuple[str, ...]) -> tuple[list[Check], ProbeCheck | None]:
     interpreter = find_interpreter(argv)
     checks = [_check_script(argv, f"its Python: {interpreter}")]
     if checks[0].status == "ok":
-        facts = look_at(script_of(argv), argv)
-        good, text = facts.checkpoints()
+        facts = inspect_script(script_of(argv), argv)
+        good, text = facts.check_resumability()
         checks.append(Check("checkpoints", "ok" if good else "note", text))
     with progress_line(
         "the job's Python, its torch, and the probe on a tiny model", is_counted=False
@@ -429,7 +429,7 @@ def init_command(base: str | None, out: Path, as_json: bool, argv: tuple[str, ..
         print_checks(checks)
         echo("", f"{out} is not written: correct the command first")
         return 1
-    facts = look_at(script_of(argv), argv)
+    facts = inspect_script(script_of(argv), argv)
     _write(out, "".join(f"{line}\n" for line in policy_lines(name, facts.recipe)))
     load_policy(out)
     broken = any(check.status == "fail" for check in checks)

@@ -191,7 +191,7 @@ def _parts(run: RunDir, status: str) -> list[run_records.Part]:
     digests = run_records.Digests()
     with suppress(TamperError):  # reported already; the records before it are good
         for record in audit.read_audit(run.audit_path):
-            digests.take(record)
+            digests.add_record(record)
     digests.ended = digests.ended and status == "good"
     return list(run_records.check_files(run, digests))
 

@@ -367,7 +367,7 @@ def _paths(files: tuple[str, ...], coverage: Coverage) -> list[Path]:
         path = scenario_subject.locate_file(name)
         problems = Problems()
         root = scenario_subject.read_subject(path, problems)
-        problems.stop()
+        problems.raise_if_any()
         assert root is not None
         sort = scenario_subject.file_kind(root)
         if sort == "runbook":

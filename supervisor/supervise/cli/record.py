@@ -240,7 +240,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
     digests = run_records.Digests()
     try:
         for record in audit.read_audit(run.audit_path):
-            digests.take(record)
+            digests.add_record(record)
     except TamperError as error:
         yield Part("record", UNCHECKED, f"the run cannot be read: {error}")
         return

@@ -130,7 +130,7 @@ def describe_metric(metric: str) -> MetricEntry:
 
     spec = metrics.spec_of(metric)
     assert spec is not None
-    readers = docs.measured_by(metric, SUPERVISOR_METRICS)
+    readers = docs.measuring_component(metric, SUPERVISOR_METRICS)
     return MetricEntry(
         id=metric,
         unit=spec.unit,

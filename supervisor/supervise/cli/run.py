@@ -196,7 +196,7 @@ def _check(argv: Sequence[str], run_dir: Path | None, *, resume_run: bool, fresh
 
 def _run_unwatched_if_short(argv: Sequence[str]) -> None:
     """Become the command where the limits of this process leave no room to watch it."""
-    if (reason := environment.explain_shortage()) is not None:
+    if (reason := environment.explain_ulimit_shortage()) is not None:
         print_line = line_printer(quiet=False)
         print_line(f"supervise: not watched: {reason}; the job runs as it does without supervise")
         sys.stderr.flush()
@@ -215,10 +215,10 @@ def _resume(
 ) -> tuple[Path, int | None, Options]:
     """Return where the next run starts, the exit code of an adopted one, and the options with the
     run before and the launch from its checkpoint."""
-    from .adopt import preceding_run, take_over_run
+    from .adopt import adopt_or_plan_next_run, preceding_run
 
     first, quiet = directory.absolute(), options.quiet
-    path, code, launch = take_over_run(
+    path, code, launch = adopt_or_plan_next_run(
         first, argv, policy, faults, print_line, quiet=quiet, fresh=fresh
     )
     return path, code, replace(options, previous=preceding_run(first, path), launch=launch)

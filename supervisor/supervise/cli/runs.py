@@ -23,8 +23,8 @@ from ..checkpoints.verification import (
     VERDICT_STATES,
     Evaluation,
     VerifierProcess,
-    below,
     evaluate_checkpoint,
+    resolve_evaluate_paths,
 )
 from ..core.model.checkpoint_registry import WEIGHTS_ONLY
 from ..core.model.decisions import plain_json
@@ -608,7 +608,7 @@ def _settings_of(name: str) -> Evaluate:
     settings = load_policy(name, mode="observe").job.evaluate
     if settings is None:
         raise UsageError(f"{name} evaluates no checkpoints", hint="job: {evaluate: {tasks: ...}}")
-    return below(settings, Path.cwd())
+    return resolve_evaluate_paths(settings, Path.cwd())
 
 
 @dataclass(frozen=True)

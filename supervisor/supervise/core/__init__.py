@@ -11,8 +11,11 @@ from ..exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "action_planning": "plan_context, retained_savepoint_step",
-        "advice": "Fact, choose_advice, describe_run, relaunch_left, stop_to_come",
+        "action_planning": "plan_context, savepoint_retention_bound",
+        "advice": (
+            "Fact, advise_relaunch_only, choose_advice, describe_pending_stop, "
+            "describe_runbook_progress"
+        ),
         "checkpoint_wait": "awaited_checkpoint_bound",
         "diagnosis": "describe_recurring_onsets, has_reward",
         "engine": "compare_decisions, fold_events, initial_state, step",
@@ -41,7 +44,7 @@ __getattr__ = lazy_exports(
         "spike_classifier": "Evidence, classify_spike, wiring_faults",
         "standstill": "Collective, LoaderWorker, RankStand, explain_standstill",
         "trends": (
-            "Band, TaskTurn, detect_input_change, find_change, find_jump, find_slow_step, "
+            "Band, TaskAlternation, detect_input_change, find_change, find_jump, find_slow_step, "
             "fit_data_level, fit_loss_band"
         ),
         "withdrawal": "explain_withdrawal",

@@ -28,7 +28,7 @@ from .model.payload import Outcome, Payload, RollbackArgs, WeightsArgs
 from .model.policy import Policy, Runbook
 from .rank_monitor import RankMonitor
 from .run_state import Happened, State, StepContext
-from .trends import DataLevel, InputChange, LossCourse, TaskTurn
+from .trends import DataLevel, InputChange, LossCourse, TaskAlternation
 
 
 def plan_context(
@@ -130,7 +130,7 @@ def planned_steps(state: State, incident: Incident, book: Runbook) -> list[Plann
     ]
 
 
-def retained_savepoint_step(policy: Policy, state: State) -> int:
+def savepoint_retention_bound(policy: Policy, state: State) -> int:
     """Return the step before which the newest savepoint must stay, 0 when none has to.
 
     Of several rollbacks the one that goes back furthest counts: its savepoint serves all of them. A
@@ -249,20 +249,22 @@ def remember_data(state: State, incident: Incident) -> None:
     case, peak = incident.case, incident.case.other_peak
     if case.band is not None and peak is not None and not case.rolled_back:
         usual = case.band.forecast(incident.breach_step)
-        state.context.task_turn = TaskTurn(incident.breach_step, usual, peak)
+        state.context.task_turn = TaskAlternation(incident.breach_step, usual, peak)
 
 
-def describe_task_turn(state: State, monitor: RankMonitor, onset: int) -> str:
+def describe_task_recurrence(state: State, monitor: RankMonitor, onset: int) -> str:
     """Return what shows that two tasks took turns again at `onset`, "" for nothing."""
     turn = state.context.task_turn
     if turn is None or _has_tokens(monitor):
         return ""
-    return turn.returned(monitor.history.series(LOSS), onset)
+    return turn.describe_recurrence(monitor.history.series(LOSS), onset)
 
 
-def remember_returned_data(state: State, monitor: RankMonitor, metrics: Collection[str]) -> None:
+def record_mute_by_returned_data(
+    state: State, monitor: RankMonitor, muted_metrics: Collection[str]
+) -> None:
     """Note that a rule about these metrics was muted, as data came back that the run has had."""
-    if not rule_scope.OF_TOKENS.issuperset(metrics):  # else it may go by this very note
+    if not rule_scope.OF_TOKENS.issuperset(muted_metrics):  # else it may go by this very note
         state.context.data_returned = state.frame_count
     incident = state.incident
     if incident is not None:  # its first frames will be forgotten
@@ -281,7 +283,7 @@ def describe_returned_data(state: State, monitor: RankMonitor, onset: int) -> st
     if not levels:
         return ""
     series, losses = _token_series(monitor), monitor.history.series(LOSS)
-    texts = (level.returned(series, losses, onset) for level in reversed(levels))
+    texts = (level.describe_recurrence(series, losses, onset) for level in reversed(levels))
     return next(filter(None, texts), "")
 
 
@@ -467,7 +469,7 @@ def is_each_skipped(incident: Incident) -> bool:
     return bool(excursion.skipped) and excursion.nonfinite is None
 
 
-def has_good_weights(incident: Incident, run: RunbookExecution, result: Payload) -> bool:
+def passes_weights_check(incident: Incident, run: RunbookExecution, result: Payload) -> bool:
     """Return whether the probe batch says that the weights are good.
 
     In a long trouble no savepoint of before the onset is left: what was good then counts.
@@ -504,7 +506,7 @@ def explain_good_weights(
     if old is not None and not new_evidence_against_weights(state, incident, old):
         return reasons.NothingNew(step=old.step).text
     loss = outcome.loss
-    if old is not None and loss is not None and has_good_weights(incident, run, result):
+    if old is not None and loss is not None and passes_weights_check(incident, run, result):
         undamaged = reasons.WeightsUndamaged(probe=loss, probe_before=old.loss, step=old.step)
         return undamaged.text
     if other := explain_other_data(state, incident, order, result):
@@ -565,7 +567,7 @@ def reduce_to_evidence(
         state.frame_count + waits,
         waits,
         loss if old is None or (is_open and is_known) else min(loss, old.loss),
-        (old is not None and old.good) or has_good_weights(incident, run, result),
+        (old is not None and old.good) or passes_weights_check(incident, run, result),
         event,
         is_changed,
         _probe_before(old, order, result),

@@ -275,7 +275,10 @@ def advise_after_verdict(
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
-    skipped, has_ended = diagnosis.all_skips(state, incident, verdict.skipped), state.job.has_ended
+    skipped, has_ended = (
+        diagnosis.first_and_last_skip(state, incident, verdict.skipped),
+        state.job.has_ended,
+    )
     words = {
         "onset": str(skipped[0] if skipped else incident.onset_step),
         "end": "" if has_ended else "end the run if it still trains, ",
@@ -312,7 +315,7 @@ def _causes_ended_by_rollback(incident: Incident) -> str:
 
 def _ways(policy: Policy, state: State, incident: Incident) -> dict[str, Steps]:
     """Return the steps of each name of a `Way`."""
-    start = start_again(policy, state, incident.untrusted_from)
+    start = advise_restart(policy, state, incident.untrusted_from)
     stop = () if state.job.has_ended else (STOP_JOB,)
     back = rollback_command(policy, state, incident) or start
     return {"back": back, "start": start, "stop": stop}
@@ -333,8 +336,14 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
         (Fact.INPUT, "data" in kinds or is_other),
         (Fact.PASSED, passed),
-        (Fact.ATTENTION, diagnosis.has_moved(policy, incident, monitor, ("attn_", "max_attn_"))),
-        (Fact.ROUTING, diagnosis.has_moved(policy, incident, monitor, ("moe_", "router_"))),
+        (
+            Fact.ATTENTION,
+            diagnosis.incident_involves_metrics(policy, incident, monitor, ("attn_", "max_attn_")),
+        ),
+        (
+            Fact.ROUTING,
+            diagnosis.incident_involves_metrics(policy, incident, monitor, ("moe_", "router_")),
+        ),
         (Fact.WIRING, bool(wiring_faults(verdict))),
         (Fact.NO_DESCENT, monitor is not None and not monitor.has_descended),
         (Fact.REWARD, monitor is not None and diagnosis.has_reward(monitor.names)),
@@ -393,7 +402,7 @@ def rollback_command(policy: Policy, state: State, incident: Incident) -> Steps:
 STOP_JOB = Step(command="supervise stop RUN")
 
 
-def start_again(policy: Policy, state: State, before_step: float = math.inf) -> Steps:
+def advise_restart(policy: Policy, state: State, before_step: float = math.inf) -> Steps:
     """Return how to start the job again, with the newest good checkpoint from before a step."""
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
     good = choose_checkpoint(state.checkpoints.good(), before_step)
@@ -447,7 +456,7 @@ def manual_choices(
         is_held: it needs a release, behind the rollback: after a stop nothing takes one.
     """
     before_step = incident.untrusted_from
-    start = start_again(policy, state, before_step)
+    start = advise_restart(policy, state, before_step)
     if state.job.has_ended:
         return start
     then_start = introduce("then", start, " ")
@@ -502,7 +511,7 @@ def _look_after_rollback(incident: Incident) -> str:
     return f"{look}, as a rollback did not end this"
 
 
-def relaunch_left(policy: Policy) -> Advice:
+def advise_relaunch_only(policy: Policy) -> Advice:
     """Return what is left where nothing inside the job can be changed any more."""
     if policy.job.relaunch is None:
         init = Step("for a relaunch: job.relaunch, which supervise init shows")
@@ -515,14 +524,14 @@ def choices_in_hold(policy: Policy, state: State, incident: Incident) -> Steps:
     return manual_choices(policy, state, incident, is_held=True)
 
 
-def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
+def advise_after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what is left to do where an action was not carried out."""
     onset = incident.onset_step
     is_nonfinite = incident.case.excursion.bad_losses > 1  # still, behind what was skipped
     each = is_nonfinite and action_planning.is_each_skipped(incident)
     if incident.severity == "SEV0" and each:
-        onset = diagnosis.all_skips(state, incident, incident.case.excursion.skipped)[0]
-        ways = _ways(policy, state, incident) | {"start": start_again(policy, state, onset)}
+        onset = diagnosis.first_and_last_skip(state, incident, incident.case.excursion.skipped)[0]
+        ways = _ways(policy, state, incident) | {"start": advise_restart(policy, state, onset)}
         return Advice(None, _filled(NO_UPDATES, {"onset": str(onset)}, ways))
     if not withdrawal.is_loss_out_of_band(state, incident):
         return Advice(Lead.NOTHING, sentences(withdrawal.describe_job_status(policy, state)))
@@ -533,7 +542,7 @@ def after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice
     if rule_scope.is_fed_wrongly(policy, state, incident):
         stop = Step("the loss is still too high", STOP_JOB.command)
         mend = Step(f"mend what the model is given from step {onset} on")
-        start = introduce("then", start_again(policy, state, onset), " ")
+        start = introduce("then", advise_restart(policy, state, onset), " ")
         return Advice(None, (stop, mend, *start))
     change = action_planning.input_change_since_onset(state, incident)
     newest = withdrawal.newest_losses(state, incident)
@@ -556,19 +565,19 @@ def advice_after_stop(policy: Policy, state: State, incident: Incident) -> Steps
     """Return what follows when a rule has stopped the job; what stood still may do so again."""
     if incident.trigger.still:
         mend = Step("mend what it waited for, or it may stop there again")
-        return (mend, *introduce("then", start_again(policy, state), " "))
-    return start_again(policy, state, incident.untrusted_from)
+        return (mend, *introduce("then", advise_restart(policy, state), " "))
+    return advise_restart(policy, state, incident.untrusted_from)
 
 
-def after_end(policy: Policy, state: State, incident: Incident | None) -> Steps:
+def advise_restart_after_end(policy: Policy, state: State, incident: Incident | None) -> Steps:
     """Return how to start the job again; what was saved in a trouble of the training holds it."""
     if incident is None or incident.severity == "SEV2" or incident.is_order:
-        return start_again(policy, state)
+        return advise_restart(policy, state)
     is_crash = incident.breach_step == incident.recovery.crashed
-    return start_again(policy, state, math.inf if is_crash else incident.onset_step)
+    return advise_restart(policy, state, math.inf if is_crash else incident.onset_step)
 
 
-def after_crash(
+def advise_after_crash(
     policy: Policy, state: State, incident: Incident | None, remedy: Steps, restarted_with: str
 ) -> Steps:
     """Return what follows when the job has ended by itself.
@@ -581,7 +590,7 @@ def after_crash(
     if restarted_with:
         read = "read the end of the restart's output, as its error is not on record"
         checks = sentences("" if state.job.cause else read, f"check {restarted_with} in the policy")
-    start = introduce("then", after_end(policy, state, incident), " ")
+    start = introduce("then", advise_restart_after_end(policy, state, incident), " ")
     return (Step("the job is down"), *checks, *remedy, *start)
 
 
@@ -608,7 +617,7 @@ def describe_runbook(state: State, incident: Incident, book: Runbook) -> str:
     return ", then ".join(EFFECTS[verb] for verb in dict.fromkeys(due))
 
 
-def describe_run(run: RunbookExecution | None) -> Steps:
+def describe_runbook_progress(run: RunbookExecution | None) -> Steps:
     """Return what the runbook under way is at, () for none."""
     if run is None:
         return ()
@@ -621,7 +630,7 @@ def describe_run(run: RunbookExecution | None) -> Steps:
     return sentences(verified if verbs == ("verify",) else f"{name} runs")
 
 
-def lasting_checks(policy: Policy, state: State, incident: Incident) -> Steps:
+def advise_checks_of_firing_rules(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what to check of what still fires, by the runbook of its gravest rule."""
     firing, newest = state.firing(policy), state.checkpoints.newest()
     damaged = newest is not None and bool(newest.damage)  # for as long as no good one follows
@@ -633,10 +642,10 @@ def lasting_checks(policy: Policy, state: State, incident: Incident) -> Steps:
     ]
     if not rules:
         return ()
-    return look_closer(policy, state, min(rules, key=lambda rule: rule.severity))
+    return advise_closer_look(policy, state, min(rules, key=lambda rule: rule.severity))
 
 
-def look_closer(policy: Policy, state: State, rule: Rule) -> Steps:
+def advise_closer_look(policy: Policy, state: State, rule: Rule) -> Steps:
     """Return what to look at behind a rule: its runbook, or the checkpoint that is damaged."""
     newest, good = state.checkpoints.newest(), state.checkpoints.good()
     is_of_it = CHECKPOINT_OK in rule_scope.rule_metrics(policy, rule)
@@ -651,7 +660,7 @@ def look_closer(policy: Policy, state: State, rule: Rule) -> Steps:
 MEMORY, GROWTH, DAY_S = "host_mem_used", "host_mem_growth", 86_400.0
 
 
-def memory_left(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+def describe_time_to_full_memory(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
     """Return when the host's memory is full as it grows now, "" where that is not within a day.
 
     By the frames that are kept, and only for a rule about its growth: a step is no rate.
@@ -699,7 +708,7 @@ def advice_on_request(
     return Advice(None, (deny, Step("then, for automatic actions again", RELEASE)))
 
 
-def wrong_after_restart(state: State, incident: Incident) -> Steps:
+def advise_after_faulty_restart(state: State, incident: Incident) -> Steps:
     """Return what a restart has left wrong, with what to do; () for nothing."""
     parts: list[Step] = []
     if state.checkpoints.wrong_checkpoint:
@@ -730,11 +739,11 @@ def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy
         at = "its step" if checkpoint is None else f"step {checkpoint.step + 1}"
         by_hand = f"set the schedule to {at} by hand where the checkpoint holds no state of it"
     first = () if state.job.has_ended else (stop,)
-    start = introduce("then", start_again(policy, state, before_step), " ")
+    start = introduce("then", advise_restart(policy, state, before_step), " ")
     return (*first, *remedy, *sentences(by_hand), *start)
 
 
-def stop_to_come(policy: Policy) -> Steps:
+def describe_pending_stop(policy: Policy) -> Steps:
     """Return what becomes of a job that nothing can help any more, as the policy has it."""
     if policy.give_up == PAGE:
         return ()
@@ -743,12 +752,12 @@ def stop_to_come(policy: Policy) -> Steps:
     return sentences(f"{stopped} (give_up: {policy.give_up})")
 
 
-def alongside(incident: Incident, see: str) -> Advice:
+def advise_on_separate_rule(incident: Incident, see: str) -> Advice:
     """Return the advice on a rule that is apart from the open incident; `see`: its runbook."""
     return Advice(None, (Step(f"beside {incident.id}"), *show_runbook(see)))
 
 
-def lead_of_rule(policy: Policy, rule: Rule) -> Lead:
+def automatic_action_lead(policy: Policy, rule: Rule) -> Lead:
     """Return whether any rule about the same acts by itself."""
     about = rule_scope.rule_family(policy, rule)
     about = rule_scope.TRAINING if about == rule_scope.DATA else about
@@ -764,12 +773,14 @@ def lead_of_rule(policy: Policy, rule: Rule) -> Lead:
 SLOWER = 1.05  # times; less can wait. Project default
 
 
-def without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:
+def advise_without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:
     """Return how long a rule can wait for which the policy has no action, or what would help."""
-    if (times := diagnosis.slowdown_by_waiting(policy, monitor, rule)) > SLOWER:
+    if (times := diagnosis.waiting_slowdown_factor(policy, monitor, rule)) > SLOWER:
         slower = f"the run is about {times:.2g} times slower while it waits"
         return sentences(slower, "use more workers or prefetch at the next restart")
-    return sentences(memory_left(policy, monitor, rule) or "it can wait until tomorrow")
+    return sentences(
+        describe_time_to_full_memory(policy, monitor, rule) or "it can wait until tomorrow"
+    )
 
 
 NEXT_SESSION = sentences("the next session is monitored from scratch")
@@ -793,7 +804,7 @@ def free_rate(incident: Incident, purpose: str = "give the job its own learning 
     return Step(text, "supervise lr RUN 1.0")
 
 
-def rate_in_force(state: State, incident: Incident) -> tuple[Steps, Steps]:
+def advise_on_held_rate(state: State, incident: Incident) -> tuple[Steps, Steps]:
     """Return how the learning rate is, and how to let it go; () where it was never held."""
     monitor, recovery = state.monitors.get(incident.case.rank), incident.recovery
     if monitor is None or state.job.has_ended or not is_rate_held(incident):
@@ -821,7 +832,7 @@ def _describe_rate(incident: Incident, rate: float | None) -> str:
     return f"learning rate {rate:.3g}{', as before' if is_same else ''}"
 
 
-def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
+def advise_in_case_of_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
     """Return what follows if the trouble comes back."""
     level, levels = incident.escalation.level, policy.ladder.levels
     book = policy.runbooks.get(levels[level]) if 0 <= level < len(levels) else None
@@ -837,10 +848,10 @@ def after_relapse(policy: Policy, state: State, incident: Incident) -> Advice:
         step = crashes[-1]
         then = f"if it ends at step {step} again: no further restart, as that is no progress"
         then = then if state.step <= step else ""
-    if wrong := wrong_after_restart(state, incident):
+    if wrong := advise_after_faulty_restart(state, incident):
         remedy = remedy_with_restart(policy, state, incident, wrong)
         return Advice(None, (*remedy, *sentences(then)))
-    rate, live = rate_in_force(state, incident)
+    rate, live = advise_on_held_rate(state, incident)
     return Advice(Lead.NOTHING, (*rate, *sentences(then)), live)
 
 
@@ -852,13 +863,15 @@ def advice_at_end(
     quiet = Lead.BEFORE_NEXT if ended else Lead.LATER
     if verdict is not None:
         against_weights = rule_scope.against_weights(policy, incident)
-        checks = () if against_weights else lasting_checks(policy, state, incident)
+        checks = () if against_weights else advise_checks_of_firing_rules(policy, state, incident)
         then = (
             Advice(quiet, checks)
             if checks
             else advise_after_verdict(policy, state, incident, verdict)
         )
-    if then.lead == Lead.NOTHING and (checks := lasting_checks(policy, state, incident)):
+    if then.lead == Lead.NOTHING and (
+        checks := advise_checks_of_firing_rules(policy, state, incident)
+    ):
         then = Advice(quiet, checks)
     if then.lead == Lead.NOTHING and incident.slow is not None:
         where = f" ({PARTS[incident.slow.part]})" if incident.slow.part else ""
@@ -875,7 +888,7 @@ def advice_at_end(
     if ended and then.lead is None and is_bad:
         use = f"use no checkpoint that was saved since step {incident.onset_step}: move them away"
         then = Advice(None, (Step(use), *then.steps), then.live)
-    if wrong := wrong_after_restart(state, incident):
+    if wrong := advise_after_faulty_restart(state, incident):
         return Advice(None, remedy_with_restart(policy, state, incident, wrong))
-    rate, live = rate_in_force(state, incident)
+    rate, live = advise_on_held_rate(state, incident)
     return Advice(then.lead, then.steps + rate, live or then.live)

@@ -139,7 +139,7 @@ def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalReque
     ctx.send(unneeded)
 
 
-def on_request_delivered(ctx: StepContext, event: Notice) -> None:
+def start_answer_timeout(ctx: StepContext, event: Notice) -> None:
     """Let the time to answer begin: at the first delivery, at the latest after `UNDELIVERED_S`.
 
     A message that no channel delivers must not become an answer.
@@ -197,28 +197,36 @@ def explain_stale_request(
     return None if policy.digest == pending.policy else reasons.Settled.RELOADED
 
 
-def answer_settled_request(requests: ApprovalLog, name: str, outcome: str) -> tuple[Cause, bool]:
+def explain_settled_request(
+    requests: ApprovalLog, name: str, requested_outcome: str
+) -> tuple[Cause, bool]:
     """Return the answer to a word about a request that does not wait, and whether all is well.
 
-    `outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
+    `requested_outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
     """
     settled, pending = requests.settled.get(name), requests.pending
-    verb = "approve" if outcome == "approved" else "deny"
+    verb = "approve" if requested_outcome == "approved" else "deny"
     waiting, runbook = ("", "") if pending is None else (pending.id, pending.runbook)
     if settled is None:
         unknown = notices.RequestUnknown(request=name, verb=verb, waiting=waiting, runbook=runbook)
         return unknown, False
-    is_same = settled[0] == outcome
+    is_same = settled[0] == requested_outcome
     over = notices.RequestOver(
         request=name, verb=verb, waiting=waiting, runbook=runbook, end=settled[1], is_same=is_same
     )
     return over, is_same
 
 
-def keeps_request(
-    policy: Policy, state: State, incident: Incident, rule: Rule, name: str, *, aside: bool
+def keeps_pending_request(
+    policy: Policy,
+    state: State,
+    incident: Incident,
+    rule: Rule,
+    wanted_runbook: str,
+    *,
+    aside: bool,
 ) -> bool:
-    """Return whether the request that waits stands where a rule asks for runbook `name`.
+    """Return whether the request that waits stands where a rule asks for runbook `wanted_runbook`.
 
     The same remedy is not asked for again, and a weaker one takes the place of none, however severe
     its rule. Else a runbook on no level of the ladder does, since it answers another trouble
@@ -228,13 +236,13 @@ def keeps_request(
     pending = state.approvals.pending
     if pending is None or pending.incident != incident.id or state.machine == state_machine.HOLDING:
         return False
-    if name == pending.runbook:
+    if wanted_runbook == pending.runbook:
         return True
     books, rank = policy.runbooks, SEVERITIES.index
     severer = rank(pending.severity) - rank(rule.severity)
     stronger = 0
-    if name in books and pending.runbook in books:
-        stronger = remedy_strength(books[name]) - remedy_strength(books[pending.runbook])
+    if wanted_runbook in books and pending.runbook in books:
+        stronger = remedy_strength(books[wanted_runbook]) - remedy_strength(books[pending.runbook])
     if stronger < 0:
         return True
     return not (aside or severer > 0 or (severer == 0 and stronger > 0))

@@ -61,7 +61,7 @@ class Row(NamedTuple):
     evaluation: float | None
 
     @property
-    def moved(self) -> float | None:
+    def update_per_rate(self) -> float | None:
         """The size of the update per learning rate, which a re-warm does not change."""
         if not self.update or not self.rate or not isfinite(self.update):
             return None
@@ -94,7 +94,9 @@ class Overlap:
         self.first, self.attempt = first_step, attempt
         self._before, self._starts = rows_before, starts
         self._last = max(rows_before)
-        past = [r.moved for step, r in rows_before.items() if r.moved is not None]
+        past = [
+            r.update_per_rate for step, r in rows_before.items() if r.update_per_rate is not None
+        ]
         self._moved = past[-UPDATES:]
         evaluations = [r.evaluation for r in rows_before.values() if r.evaluation is not None]
         losses = [loss for loss in evaluations if isfinite(loss)][-EVALUATIONS:]
@@ -115,11 +117,12 @@ class Overlap:
         self._norms: list[float] = []
         self._tokens: list[tuple[float, float]] = []
 
-    def take(self, step: int, now: Row, *, numbers: bool) -> list[Difference]:
+    def compare_step(self, step: int, now: Row, *, compare_numbers: bool) -> list[Difference]:
         """Compare a step; return what is found to differ, each once.
 
         Args:
-            numbers: False: the step before was part of a trouble, so only batches are compared.
+            compare_numbers: False: the step before was part of a trouble, so only batches are
+                compared.
         """
         was = self._before.get(step)
         if was is None:
@@ -128,7 +131,7 @@ class Overlap:
         if self.compared == 1 and now.loss is not None:
             self._other_weights = now.loss - self._highest > (LOST - 1.0) * abs(self._highest)
         differences = [self._batch(step, was, now)]
-        if numbers:
+        if compare_numbers:
             differences.append(self._rate(step, was, now))
             if not self._other_weights:
                 differences += [self._update(step, was, now), self._gradient(was, now)]
@@ -166,18 +169,18 @@ class Overlap:
         return any(abs(rate - rate_near) <= RATE * abs(rate_near) for rate_near in rates)
 
     def _update(self, step: int, was: Row, now: Row) -> Difference | None:
-        if step >= self.first + SOON or now.moved is None or not self._moved:
+        if step >= self.first + SOON or now.update_per_rate is None or not self._moved:
             return None
         if _is_same(was, now):
-            usual = was.moved
-            if usual is None or 1 / FACTOR <= now.moved / usual <= FACTOR:
+            usual = was.update_per_rate
+            if usual is None or 1 / FACTOR <= now.update_per_rate / usual <= FACTOR:
                 return None
         else:
             usual = median(self._moved)
             low, high = min(self._moved) / FAR, max(self._moved) * FAR
-            if len(self._moved) < LEAST or low <= now.moved <= high:
+            if len(self._moved) < LEAST or low <= now.update_per_rate <= high:
                 return None
-        return UpdateDiffers(step=step, value=now.moved, before=usual)
+        return UpdateDiffers(step=step, value=now.update_per_rate, before=usual)
 
     def _batch(self, step: int, was: Row, now: Row) -> Difference | None:
         if now.batch is None or was.batch is None:

@@ -24,7 +24,7 @@ SEARCH_S = 15.0  # for the first look at what there is; the budget of our recove
 LEASE_S = 86400.0  # of the pause while a checkpoint is verified, or a person is awaited after that
 
 
-def replan_relaunch(ctx: StepContext) -> None:
+def retarget_relaunch(ctx: StepContext) -> None:
     """Let the relaunch under way go back to the newest checkpoint that is good by now, and say so.
 
     Where none is any more, what was intended stands: whoever performs it finds out.
@@ -96,7 +96,7 @@ def report_refused(
     ctx.send(awaits, replace=True)
 
 
-def runnable_runbook(
+def runbook_unblocked_by_checkpoint(
     policy: Policy, state: State, incident: Incident
 ) -> tuple[str, int, Cause, bool] | None:
     """Return `(runbook, level, why, escalated)` when what lacked a checkpoint can work by now.

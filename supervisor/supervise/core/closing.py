@@ -45,12 +45,11 @@ from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
 
-def page_exhausted(ctx: StepContext, incident: Incident) -> Steps:
+def mark_exhausted(ctx: StepContext, incident: Incident) -> Steps:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
-    state = ctx.state
     incident.raise_severity("SEV0")
-    incident.escalation.exhausted = state.frame_count, state.at_ns
-    return advice.stop_to_come(ctx.policy)
+    incident.escalation.exhausted = ctx.state.frame_count, ctx.state.at_ns
+    return advice.describe_pending_stop(ctx.policy)
 
 
 def hold_incident(
@@ -82,7 +81,7 @@ def hold_incident(
     if exhausted:
         case.verdict = diagnosis.classify_incident(policy, state, incident)
     verdict, status = case.verdict, withdrawal.describe_job_status(policy, state)
-    then = page_exhausted(ctx, incident) if exhausted or remedies else ()
+    then = mark_exhausted(ctx, incident) if exhausted or remedies else ()
     cause = str(reason)
     ctx.move("hold", cause)
     held_text = f"held: {cause}"
@@ -132,7 +131,7 @@ def report_unactionable(
         substitute: the runbook that it stands in for, and why that cannot work.
     """
     name, ended = book.name, ctx.state.job.has_ended
-    then = page_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ()
+    then = mark_exhausted(ctx, incident) if exhausted and is_remedy(book) and not ended else ()
     status = "" if ended else withdrawal.describe_job_status(ctx.policy, ctx.state)
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     impossible = notices.RunbookImpossible(runbook=name, refusal=refusal)
@@ -166,7 +165,7 @@ def record_rank_failure(
 def _report_unfenceable(ctx: StepContext, reason: str) -> None:
     """No command that all ranks must carry out at one step is tried again in this launch."""
     ctx.state.job.unavailable["fence"] = notices.RanksApart(cause=reason).text
-    then = advice.relaunch_left(ctx.policy)
+    then = advice.advise_relaunch_only(ctx.policy)
     ctx.send(notices.RanksUnfenceable(severity="SEV2", cause=reason, advice=then))
 
 
@@ -201,7 +200,8 @@ def close_incident(
     """
     job, not_restarted = ctx.state.job, ctx.state.job.no_restart_reason
     approvals.settle_request(ctx, "withdrawn", reasons.IncidentOver(incident=incident.id))
-    ctx.state.checkpoints.judge(incident.id, ctx.state.attempt if outcome == RECOVERED else None)
+    recovered_attempt = ctx.state.attempt if outcome == RECOVERED else None
+    ctx.state.checkpoints.settle_trials(incident.id, recovered_attempt)
     acted = incident.escalation.runs > 0
     verdict = incident.case.verdict
     if incident.deferred.session_end is None and not superseded_by:
@@ -256,7 +256,7 @@ def _is_over_by_itself(incident: Incident, outcome: str, verdict: Verdict | None
     escalation, is_quiet = incident.escalation, outcome == CLEARED
     if escalation.runs:
         return is_quiet and escalation.runs == escalation.called_off
-    is_left = verdict is not None and not spike_classifier.is_over(verdict)
+    is_left = verdict is not None and not spike_classifier.is_loss_normal_again(verdict)
     return incident.severity == "SEV2" or (is_quiet and not is_left)
 
 
@@ -264,7 +264,7 @@ GOOD_STEPS = 10  # losses in their band show that the weights were good; those j
 SAME_STEP = 2  # steps around the first breach, when the loop meets it again
 
 
-def judge_rate_after_relapse(ctx: StepContext, incident: Incident) -> None:
+def blame_rate_after_relapse(ctx: StepContext, incident: Incident) -> None:
     """Note what it proves that the trouble is back or never went, if it is anything."""
     state, case, recovery = ctx.state, incident.case, incident.recovery
     monitor, rate_before = state.monitors.get(case.rank), case.rate

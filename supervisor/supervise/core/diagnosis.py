@@ -221,7 +221,7 @@ def is_loss_back(policy: Policy, state: State, incident: Incident) -> bool:
     return verdict is not None and spike_classifier.is_loss_rejoined(verdict)
 
 
-def rules_of_harm(state: State) -> Sequence[str]:
+def rules_freezing_baselines(state: State) -> Sequence[str]:
     """Return the rules of the open incident whose detectors must not get used to what they flag.
 
     They do once a person says that it may stay, by a word or by denying the remedy, or where it is
@@ -468,7 +468,7 @@ def _per_amount(
     monitor: RankMonitor, points: Sequence[tuple[int, float]], onset: int
 ) -> list[tuple[int, float]] | None:
     """Return losses, or norms, of as many tokens as before an onset; None where it is no sum."""
-    metric = monitor.summed_over
+    metric = monitor.metric_behind_loss_growth
     usual = values_before(monitor, metric, onset) if metric else []
     if not usual:
         return None
@@ -503,7 +503,7 @@ def _observe(
     if loss is not None and loss - loss == 0.0:
         excursion.peak = loss if excursion.peak is None else max(excursion.peak, loss)
         band = case.band
-        if band is not None and not monitor.summed_over:
+        if band is not None and not monitor.metric_behind_loss_growth:
             far = max(SERIES_MADS * band.spread, SERIES_NATS)
             excursion.outliers += loss - band.forecast(step) > far
 
@@ -696,7 +696,7 @@ SAMPLES = 3  # of a metric before the onset, to say that it moved; project defau
 WAITING = "dataloader_stall_frac"
 
 
-def all_skips(state: State, incident: Incident, skipped: Sequence[int]) -> Sequence[int]:
+def first_and_last_skip(state: State, incident: Incident, skipped: Sequence[int]) -> Sequence[int]:
     """Return the first and the last skipped update; some come before a rule fires."""
     monitor = state.monitors.get(incident.case.rank)
     if not skipped or monitor is None:
@@ -713,19 +713,22 @@ def has_reward(metrics: Iterable[str]) -> bool:
     return any(not REWARDS.isdisjoint(NAME_PART.findall(name.lower())) for name in metrics)
 
 
-def has_moved(
-    policy: Policy, incident: Incident, monitor: RankMonitor | None, prefixes: tuple[str, ...]
+def incident_involves_metrics(
+    policy: Policy,
+    incident: Incident,
+    monitor: RankMonitor | None,
+    metric_prefixes: tuple[str, ...],
 ) -> bool:
     """Return whether a rule of the incident reads such a metric, or one moved since the onset."""
     for rule in policy.rules:
         if rule.id in incident.rules and any(
-            metric.startswith(prefixes) for metric in rule_scope.rule_metrics(policy, rule)
+            metric.startswith(metric_prefixes) for metric in rule_scope.rule_metrics(policy, rule)
         ):
             return True
     if monitor is None:
         return False
     for metric in monitor.history.names:
-        if not metric.startswith(prefixes):
+        if not metric.startswith(metric_prefixes):
             continue
         before = values_before(monitor, metric, incident.breach_step)
         since = [v for step, v in monitor.history.series(metric) if step >= incident.breach_step]
@@ -737,7 +740,7 @@ def has_moved(
     return False
 
 
-def slowdown_by_waiting(policy: Policy, monitor: RankMonitor, rule: Rule) -> float:
+def waiting_slowdown_factor(policy: Policy, monitor: RankMonitor, rule: Rule) -> float:
     """Return how many times as long a step takes, by the share of it that waits for data."""
     if WAITING not in rule_scope.rule_metrics(policy, rule):
         return 1.0

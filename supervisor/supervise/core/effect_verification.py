@@ -98,7 +98,7 @@ def compare_repeated_step(ctx: StepContext, monitor: RankMonitor, frame: Frame) 
         steps.overlap = None
 
 
-def explain_missing_overlap(state: State) -> reasons.StepsUncompared | None:
+def explain_short_overlap(state: State) -> reasons.StepsUncompared | None:
     """Return that too few repeated steps were compared to believe in a recovery, None: enough."""
     overlap = state.repeated.overlap
     if overlap is None or overlap.compared >= overlap.wanted:
@@ -117,7 +117,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
     incident = ctx.state.incident
     crashed = incident is not None and incident.breach_step == incident.recovery.crashed
     numbers = incident is None or crashed or step < incident.breach_step - ONSET
-    differences = overlap.take(step, now, numbers=numbers)
+    differences = overlap.compare_step(step, now, compare_numbers=numbers)
     for difference in differences:
         kind = "differs" if difference.MATTERS else "as-seeded"
         ctx.record(StepDiffers(reason=difference.text, what=kind, remedy=difference.REMEDY))
@@ -207,7 +207,7 @@ def on_continuity(ctx: StepContext, event: Notice) -> None:
             anew = True
             text = reasons.CheckpointUnloaded(report=text, bound=limit).text
     if anew and ctx.state.job.launched:
-        ctx.state.checkpoints.mark_wrong_start(ctx.state.job.launched)
+        ctx.state.checkpoints.suspect_saves_since(ctx.state.job.launched)
     holds = not (refused or anew or broken)
     if not (holds and _is_of_rate(continuity)):
         reshuffled = holds and _is_reshuffled(continuity)
@@ -284,7 +284,7 @@ def judge_frame(ctx: StepContext, incident: Incident, frame: Frame) -> None:
         progress.deadline_frame += 1  # nothing has been asked of it yet
     needed = run.runbook.verification.clear_for
     if progress.clear_steps >= needed and (
-        lacking := explain_missing_overlap(state)
+        lacking := explain_short_overlap(state)
         or _still_missing(policy, state.monitors, incident, frame, needed)
     ):
         progress.clear_steps, progress.last_trouble = needed - 1, lacking
@@ -343,7 +343,10 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> Cause
             waiting.append(effect)
             continue
         check = EffectCheck(effect.args, effect.result, values, frame.step, frame.attempt)
-        missing, verb = run.runbook.steps[effect.step_index].effect(check), effect.verb
+        missing, verb = (
+            run.runbook.steps[effect.step_index].explain_missing_effect(check),
+            effect.verb,
+        )
         if missing is not None:
             return reasons.NoEffect(verb=verb, missing=missing)
         moved, usual = values.get(UPDATE), incident.case.norms.get(UPDATE)

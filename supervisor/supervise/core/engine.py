@@ -101,7 +101,7 @@ def initial_state(policy: Policy) -> State:
 
 def step(policy: Policy, state: State, event: Event) -> tuple[State, list[Decision]]:
     """Judge one event."""
-    ctx = StepContext(state.phase.in_force(policy), state, event)
+    ctx = StepContext(state.phase.policy_in_phase(policy), state, event)
     if event.at_ns > state.at_ns:
         state.at_ns = event.at_ns
     _release(ctx, policy, event)
@@ -174,7 +174,7 @@ def _on_announced(ctx: StepContext, event: Announced) -> None:
         job_end.on_program_replaced(ctx, monitor, event)
     effect_verification.on_rank_announced(state, monitor, event)
     monitor.announce(names, event.program)
-    state.context.attribution.announced(rank, event.names, event.program)
+    state.context.attribution.bind_metrics(rank, event.names, event.program)
     state.job.world_size = event.world_size
     state.job.pids.add(event.pid)
     if event.again:
@@ -223,7 +223,7 @@ def _release(ctx: StepContext, base_policy: Policy, event: Event) -> None:
     if isinstance(event, Launched):
         ctx.state.ranks = JobFrames()
     elif isinstance(event, Tick):
-        _judge(ctx, base_policy, ranks.late(event.at_ns, world_size))
+        _judge(ctx, base_policy, ranks.release_overdue(event.at_ns, world_size))
     elif _is_cut(ctx.state, event):
         _judge(ctx, base_policy, ranks.flush(world_size))
 
@@ -251,7 +251,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
         is_leader = rank == state.ranks.leader
         leading = None if is_leader else state.monitors.get(state.ranks.leader)
         # What the leader cannot judge, as the loss of the last stage of a pipeline, stays here.
-        monitor.follow(frozenset() if leading is None else leading.of_job)
+        monitor.delegate_rules(frozenset() if leading is None else leading.of_job)
     if is_leader:  # rank 0 does whenever it speaks
         state.frame_count += 1
         state.step, state.attempt = step, frame.attempt
@@ -276,9 +276,9 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
     if state.rules.muted:
         rule_fired.answer_uninhibited(ctx, monitor, rank)
     if state.rules.flapping and is_leader:
-        rule_news.clear_settled(ctx)
+        rule_news.clear_settled_flapping(ctx)
     if state.rules.flapping or state.rules.growing:
-        rule_news.report_growth(ctx, monitor)
+        rule_news.report_breach_growth(ctx, monitor)
     incident = state.incident
     if incident is not None and incident.deferred.rules:
         rule_fired.answer_deferred_rules(ctx)
@@ -288,7 +288,7 @@ def _on_frame(ctx: StepContext, base_policy: Policy, frame: Frame) -> None:
             approvals.report_unneeded(ctx, incident, pending)
         _update_incident(ctx, incident)
         job_lifecycle.stop_or_repeat_exhausted(ctx, incident)
-    monitor.hold_levels(diagnosis.rules_of_harm(state))
+    monitor.hold_levels(diagnosis.rules_freezing_baselines(state))
 
 
 def _follow_phase(
@@ -303,10 +303,10 @@ def _follow_phase(
     rate = None if lr_phase is None else monitor.value(diagnosis.SCHEDULED)
     if lr_phase is not None and rate is None:
         rate = monitor.value(diagnosis.RATE)
-    if phase.follow(
+    if phase.advance_phase(
         monitor.step, lr_phase, rate, frames_seen=frames_seen, warmup=base_policy.warmup_steps
     ):
-        rule_fired.on_run_phase_changed(ctx, phase.moved(base_policy), changes)
+        rule_fired.on_run_phase_changed(ctx, phase.policy_of_new_phase(base_policy), changes)
 
 
 def _record_missing_frames(ctx: StepContext, monitor: RankMonitor, frame: Frame) -> None:
@@ -421,7 +421,7 @@ def _on_blind_rule(ctx: StepContext, index: int, rank: int) -> None:
     if rule_scope.incident_alongside(ctx.policy, ctx.state.incident, blind):
         opening.notify_alongside(ctx, blind, alarm)
         return
-    opening.open_or_join(ctx, monitor, blind, alarm)
+    opening.open_or_join_incident(ctx, monitor, blind, alarm)
     ctx.move("notice", reason)
 
 
@@ -495,7 +495,9 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
             then = advice.advice_on_request(state, incident, pending, verdict)
-        is_good_news = not incident.escalation.runs and spike_classifier.is_over(verdict)
+        is_good_news = not incident.escalation.runs and spike_classifier.is_loss_normal_again(
+            verdict
+        )
         monitor = state.monitors.get(incident.case.rank)
         diagnosed = notices.Diagnosed(
             severity="INFO" if is_good_news and pending is None else incident.severity,

@@ -55,9 +55,9 @@ class MeanValues:
         self.steps: deque[int] = deque(maxlen=FRAMES)
         self._began_ns: int | None = None
         self._passed_ns = 0
-        self.restart(())
+        self.restart_columns(())
 
-    def restart(self, columns: Iterable[int]) -> None:
+    def restart_columns(self, columns: Iterable[int]) -> None:
         """Begin a sample of these columns with the next frame."""
         self.due = True
         self._columns = tuple(sorted({*columns}))
@@ -89,7 +89,7 @@ class MeanValues:
 
     def rewind(self, step: int) -> None:
         """Forget the frames behind `step`."""
-        self.restart(self._columns)
+        self.restart_columns(self._columns)
         while self.steps and self.steps[-1] > step:
             self.steps.pop()
 
@@ -159,7 +159,7 @@ class History:
                 return True
         return False
 
-    def runs(self, metric: str) -> bool:
+    def has_consecutive_values(self, metric: str) -> bool:
         """Return whether the metric was finite in two frames running, newest looked at first."""
         if metric not in self.names:
             return False
@@ -359,7 +359,7 @@ class JobFrames:
                 del self._steps[min(self._steps)]
         return ready + self._ready(world_size, at_ns)
 
-    def late(self, at_ns: int, world_size: int) -> list[Frame]:
+    def release_overdue(self, at_ns: int, world_size: int) -> list[Frame]:
         """Return the frames that waited for other ranks for too long."""
         return self._ready(world_size, at_ns)
 

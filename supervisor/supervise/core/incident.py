@@ -625,7 +625,7 @@ def remove_undo(recovery: Recovery, action: Action) -> None:
     recovery.undos = [pair for pair in recovery.undos if pair[1] is not action]
 
 
-def all_undos(recovery: Recovery) -> list[Action]:
+def undo_actions(recovery: Recovery) -> list[Action]:
     """Return what takes back all that stands, newest first."""
     return [undo for _, undo in reversed(recovery.undos)]
 
@@ -636,19 +636,19 @@ def record_uncertain(recovery: Recovery, run: RunbookExecution) -> None:
     if action is None or run.requested.operator or failure.pending_undos or failure.refused:
         return
     opposite = action.undo()
-    if opposite is not None and opposite not in all_undos(recovery):
+    if opposite is not None and opposite not in undo_actions(recovery):
         recovery.undos.append((run.number, opposite))
 
 
 def escalation_undos(recovery: Recovery, *, rate_stands: bool) -> list[Action]:
     """Return what takes back all that the next level is not to find, newest first."""
     stand = STANDING_VERBS if rate_stands else ()
-    return [undo for undo in all_undos(recovery) if verb_of(undo) not in stand]
+    return [undo for undo in undo_actions(recovery) if verb_of(undo) not in stand]
 
 
 def session_undos(recovery: Recovery) -> list[Action]:
     """Return what takes back all that would act on the next training, newest first."""
-    return [undo for undo in all_undos(recovery) if verb_of(undo) not in LASTING_UNDOS]
+    return [undo for undo in undo_actions(recovery) if verb_of(undo) not in LASTING_UNDOS]
 
 
 def runbook_undos(

@@ -122,7 +122,7 @@ def _respond_to_crash(ctx: StepContext, name: str, end: str) -> None:
     """Start the runbook for a crash, unless a person is needed or it would only crash again."""
     state, incident, policy = ctx.state, ctx.state.incident, ctx.policy
     job, crashes = state.job, state.job.restarts.crashes
-    farthest = Restarts.farthest(crashes, state.step)
+    farthest = Restarts.farthest_or_clear(crashes, state.step)
     if policy.mode not in ACTING_MODES:
         text, mode = f"{policy.mode}: would have run {name}", Suppressor("mode", policy.mode)
         ctx.record(Suppressed(reason=text, suppressed_by=str(mode), runbook=name))
@@ -231,7 +231,7 @@ def _finished(ctx: StepContext) -> notices.Notice:
     since = None if monitor is None else diagnosis.nonfinite_since(monitor)
     if since is None:
         return run_notices.JobFinished(severity="INFO", step=step)
-    then = advice.start_again(ctx.policy, state, since)
+    then = advice.advise_restart(ctx.policy, state, since)
     return run_notices.FinishedNonfinite(
         severity="SEV1", step=step, since=since, advice=Advice(None, then)
     )
@@ -243,14 +243,16 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
     if job.stopping and incident is not None:
         return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
     if _ended_as_asked(job):
-        return Advice(None, advice.after_end(ctx.policy, ctx.state, incident))
+        return Advice(None, advice.advise_restart_after_end(ctx.policy, ctx.state, incident))
     failed = has_start_failed(ctx.state)
     cause = job.restarts.cause if failed else None  # that may be the cause
     remedy = advice.AFTER_KILL if job.returncode in KILLED else cause.remedy if cause else ()
     if job.cause is not None:
         remedy = job.cause.remedy
     restarted_with = (job.restarted_with or "job.relaunch") if failed else ""
-    return Advice(None, advice.after_crash(ctx.policy, ctx.state, incident, remedy, restarted_with))
+    return Advice(
+        None, advice.advise_after_crash(ctx.policy, ctx.state, incident, remedy, restarted_with)
+    )
 
 
 def _bad_end(

@@ -216,7 +216,7 @@ ON_NOTICE: Mapping[str, Callable[[StepContext, Notice], None]] = {
     "training-ended": on_training_ended,
     "preempt": on_preempt_outcome,
     HEALTH_NOTICE: on_host_health,
-    approvals.DELIVERED: approvals.on_request_delivered,
+    approvals.DELIVERED: approvals.start_answer_timeout,
     SHORT: on_disk_short,
     ENOUGH: on_disk_recovered,
     UNPROTECTED: on_record_ended,
@@ -238,7 +238,7 @@ def on_launched(ctx: StepContext, event: Launched) -> None:
     job.failures.clear()
     job.drill_signal = ""
     job.pids, job.ended_ns = {event.pid}, 0
-    state.checkpoints.launched(event.attempt)
+    state.checkpoints.limit_wrong_starts(event.attempt)
     for monitor in state.monitors.values():
         monitor.mark_exited()
     for verb in ("rollback", "fence"):  # of the process that is gone
@@ -293,7 +293,7 @@ def on_notice(ctx: StepContext, event: Notice) -> None:
     if event.kind in ON_NOTICE:
         ON_NOTICE[event.kind](ctx, event)
     if event.kind == "checkpoint-choice":
-        checkpoint_wait.replan_relaunch(ctx)
+        checkpoint_wait.retarget_relaunch(ctx)
     verb, _, suffix = event.kind.rpartition("-")
     if suffix == "unavailable":
         job.unavailable[verb] = event.message
@@ -335,7 +335,7 @@ def _notify_lost(ctx: StepContext, verb: str, reason: str) -> None:
     if job.lost is None or verb in job.lost or verb != "rollback" or job.returncode is not None:
         return
     job.lost |= {verb}
-    then = advice.relaunch_left(ctx.policy)
+    then = advice.advise_relaunch_only(ctx.policy)
     ctx.send(run_notices.RollbackLost(severity="SEV2", cause=reason, advice=then))
 
 
@@ -343,7 +343,7 @@ def _update_monitor(monitor: RankMonitor, event: Notice, *, of_rank: bool) -> No
     if event.kind == "suspended":  # silence meanwhile means nothing
         monitor.reset_deadlines(event.at_ns)
     elif event.kind in ("measurement-changed", "collector-off") and of_rank:
-        monitor.forget(event.data.read(ChangedMetrics).metrics)
+        monitor.reset_detectors(event.data.read(ChangedMetrics).metrics)
     elif event.kind == "weights-restored" and of_rank:
         origin = event.data.read(WeightsOrigin)
         monitor.weights_of = origin.attempt, origin.to
@@ -448,7 +448,7 @@ def give_up_stalled_job(ctx: StepContext, incident: Incident, name: str) -> bool
     policy, step, hangs = ctx.policy, ctx.state.step, ctx.state.job.restarts.hangs
     if name == HOLD or "relaunch" not in policy.runbooks[name].verbs:
         return False
-    farthest = Restarts.farthest(hangs, step)
+    farthest = Restarts.farthest_or_clear(hangs, step)
     if len(hangs) < HANGS:
         hangs.append(step)
         return False

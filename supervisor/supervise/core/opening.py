@@ -81,7 +81,7 @@ def record_onset(
     _add_batches(monitor, incident, breach)
     _add_batches(monitor, incident, monitor.step)
     attribution = state.context.attribution
-    attribution.incident(incident.id, breach, monitor.attempt, is_new=is_new)
+    attribution.mark_incident(incident.id, breach, monitor.attempt, is_new=is_new)
     suspects = attribution.suspects()
     if suspects:
         accounts = {name: attribution.account(name) for name in suspects}
@@ -116,7 +116,7 @@ def on_relapse(state: State, incident: Incident) -> None:
     onset = incident.onset
     if state.attempt > onset.attempt:
         onset.attempt, onset.lull = state.attempt, None
-        state.context.attribution.incident(incident.id, state.step, state.attempt)
+        state.context.attribution.mark_incident(incident.id, state.step, state.attempt)
 
 
 def is_training_quiet(state: State) -> bool:
@@ -163,7 +163,7 @@ def _add_batches(monitor: RankMonitor, incident: Incident, step: int) -> None:
     onset.last_step = max(onset.last_step, step)
 
 
-def is_over(monitor: RankMonitor, rule: Rule, watch: RuleWatch) -> bool:
+def fires_by_past_samples(monitor: RankMonitor, rule: Rule, watch: RuleWatch) -> bool:
     """Return whether a rule that fires does so by its `keep`, or by earlier samples alone.
 
     One that holds since nothing is in breach, by `not`, holds now.
@@ -193,20 +193,20 @@ def _batches_are_approved(pending: ApprovalRequest | None, run: RunbookExecution
     return run is not None and run.terms.approved is not None
 
 
-def open_or_join(
+def open_or_join_incident(
     ctx: StepContext,
     monitor: RankMonitor,
     rule: Rule,
     alarm: RuleFired | RuleBlind,
     *,
-    is_told: bool = False,
+    worse_is_reported: bool = False,
     grown: bool = False,
 ) -> bool:
     """Open an incident for a rule, or let the rule join the open one.
 
     Args:
         alarm: the decision that the rule fired, or cannot be evaluated.
-        is_told: people hear of a worse rule in the same event.
+        worse_is_reported: people hear of a worse rule in the same event.
         grown: they hear of it though it flaps.
 
     Returns:
@@ -241,11 +241,11 @@ def open_or_join(
     else:
         explains = rule_scope.explains_bad_input(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
-    if (rule.id in state.rules.flapping and not grown) or not (news or is_told):
+    if (rule.id in state.rules.flapping and not grown) or not (news or worse_is_reported):
         rule_news.track_growth(state, rule, numbers)
         return False
     rule_news.record_notified_rule(state, rule, numbers)
-    if is_told:
+    if worse_is_reported:
         if explains:
             explanation = notices.Explanation(subject=rule.title or rule.id, numbers=text)
             ctx.messages.explain(incident, explanation.text)
@@ -275,22 +275,22 @@ def _report(
 ) -> None:
     """Notify people of a rule of the open incident."""
     skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or incident.case.excursion.skipped
-    now: Lead | None = Lead.SKIPPED if skipped else advice.lead_of_rule(ctx.policy, rule)
+    now: Lead | None = Lead.SKIPPED if skipped else advice.automatic_action_lead(ctx.policy, rule)
     if incident.run is not None:
         now = Lead.UNDER_WAY
     elif incident.escalation.runs:  # something was done about it
         now = None
     now = Lead.OFF if incident.phase == HELD else now
     form: type[notices.OfRule] = notices.RuleFires
-    then, subject = advice.look_closer(ctx.policy, ctx.state, rule), rule.id
+    then, subject = advice.advise_closer_look(ctx.policy, ctx.state, rule), rule.id
     if isinstance(alarm, RuleBlind):
         form, then = notices.RuleIsBlind, ()
     else:
         subject = rule.title or notices.breach_symptom(alarm.numbers) or rule.id
     if now == Lead.NO_ACTION and rule.severity == "SEV2":
-        then = advice.without_action(ctx.policy, monitor, rule) + then
+        then = advice.advise_without_action(ctx.policy, monitor, rule) + then
     if now == Lead.UNDER_WAY:
-        then = advice.describe_run(incident.run) + then
+        then = advice.describe_runbook_progress(incident.run) + then
     notice = form.from_alarm(
         rule,
         alarm,
@@ -314,12 +314,14 @@ def _text(
     return notices.breach_headline(alarm.numbers, rule.text, level_before)
 
 
-def notify_alone(ctx: StepContext, rule: Rule, alarm: RuleFired, *, is_told: bool) -> bool:
+def notify_alone(
+    ctx: StepContext, rule: Rule, alarm: RuleFired, *, worse_is_reported: bool
+) -> bool:
     """Tell of a SEV0 while the incident of the training before comes to its end; return True.
 
     It opens an incident of its own after that, if it still fires then.
     """
-    if not is_told:
+    if not worse_is_reported:
         subject = rule.title or notices.breach_symptom(alarm.numbers) or rule.id
         alone = notices.RuleFiresAlone.from_alarm(
             rule, alarm, ctx.state.step, numbers=_text(rule, alarm), subject=subject
@@ -347,7 +349,7 @@ def notify_alongside(ctx: StepContext, rule: Rule, alarm: RuleFired | RuleBlind)
         state.step,
         numbers=_text(rule, alarm),
         subject=subject,
-        advice=advice.alongside(incident, rule.see),
+        advice=advice.advise_on_separate_rule(incident, rule.see),
     )
     ctx.send(notice)
 

@@ -257,7 +257,7 @@ def approve_request(ctx: StepContext, event: OperatorCommand) -> Answer:
     stale = approvals.explain_stale_request(ctx.policy, ctx.state, incident, pending)
     if stale is not None:
         text = notices.RequestStale(request=pending.id, cause=stale)
-        return Answer(text, ok=False, then=lambda: renew_request(ctx, stale))
+        return Answer(text, ok=False, then=lambda: restart_requested_runbook(ctx, stale))
 
     def then() -> None:
         pending.granted = event.operator
@@ -292,7 +292,7 @@ def expire_request(ctx: StepContext) -> None:
         _denied(ctx, incident)
 
 
-def renew_request(ctx: StepContext, reason: Cause) -> None:
+def restart_requested_runbook(ctx: StepContext, reason: Cause) -> None:
     """The request that waits is void; what its runbook wants by now is begun, or asked, anew."""
     incident, pending = ctx.state.incident, approvals.settle_request(ctx, "expired", reason)
     if incident is None or pending is None or pending.runbook not in ctx.policy.runbooks:
@@ -317,7 +317,7 @@ def _request(
 
 
 def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer:
-    text, well = approvals.answer_settled_request(requests, str(event.args.get("id")), outcome)
+    text, well = approvals.explain_settled_request(requests, str(event.args.get("id")), outcome)
     return Answer(text, ok=well)
 
 

@@ -100,7 +100,7 @@ def on_reloaded(ctx: StepContext, event: Reloaded) -> None:
         unavailable["relaunch"] = END_REQUESTED
     _forget_rules(ctx, firing)
     _translate_rungs(state, ladder, ctx.policy.ladder)
-    operator_commands.renew_request(ctx, reasons.Settled.RELOADED)
+    operator_commands.restart_requested_runbook(ctx, reasons.Settled.RELOADED)
     if state.incident is not None:
         _keep_runnable(ctx, state.incident)
     ctx.send(

@@ -121,7 +121,7 @@ class RankMonitor:
         self.program, self.names = program, names
         self._plan()
 
-    def follow(self, elsewhere: frozenset[int]) -> None:
+    def delegate_rules(self, elsewhere: frozenset[int]) -> None:
         """Leave these rules to the rank that has the job's numbers."""
         if elsewhere != self.elsewhere:
             for r in elsewhere ^ self.elsewhere:
@@ -129,7 +129,7 @@ class RankMonitor:
             self.elsewhere = elsewhere
             self._hot = list(range(len(self.policy.rules)))
 
-    def forget(self, metrics: Sequence[object]) -> None:
+    def reset_detectors(self, metrics: Sequence[object]) -> None:
         """These metrics are measured in another way from now on: what was learnt is of the old."""
         for i, (_, detector) in enumerate(self.detectors):
             if any(metric in metrics for metric in detector.metrics):
@@ -171,7 +171,7 @@ class RankMonitor:
                 self._joint.append((watch.feed, sample))
                 joint.append(i)
         self._order = single + speed + joint  # which detectors those are
-        self.means.restart(column for _, column in self._speed)
+        self.means.restart_columns(column for _, column in self._speed)
         self._read = [self.codes[i] for i in self._order]
         names = set(self.names).union(*(late.latest for late in self.late.values()))
         self._able = [can_fire(self.policy, r, names.__contains__) for r in self.policy.rules]
@@ -308,7 +308,7 @@ class RankMonitor:
         for watch, readers in self._levels:
             watch.hold_level(held=not readers.isdisjoint(rules))
 
-    def late_step(self, rule: Rule) -> int | None:
+    def late_measured_step(self, rule: Rule) -> int | None:
         """Return the step that was measured, of a rule that reads one late stream; else None."""
         for r, stream in self._late_rules.items():
             if self.policy.rules[r].id == rule.id and rule.id in self.late[stream].judged:
@@ -317,7 +317,7 @@ class RankMonitor:
 
     def step_of(self, rule: Rule) -> int:
         """Return the step that a rule was judged at last."""
-        late_step = self.late_step(rule)
+        late_step = self.late_measured_step(rule)
         return self.step if late_step is None else late_step
 
     def first_breach(self, rule: Rule) -> int:
@@ -507,7 +507,7 @@ class RankMonitor:
 
     def _is_dense(self, metric: str) -> bool:
         """Return whether a metric ever was finite in two frames running: then it comes in all."""
-        if metric not in self.dense and self.history.runs(metric):
+        if metric not in self.dense and self.history.has_consecutive_values(metric):
             self.dense.add(metric)
         return metric in self.dense
 
@@ -561,7 +561,7 @@ class RankMonitor:
         )
 
     @property
-    def summed_over(self) -> str:
+    def metric_behind_loss_growth(self) -> str:
         """The amount with which the loss has just grown, "" where it is none of a sum."""
         pairs = zip(self.detectors, self.codes, strict=True)
         amounts = (

@@ -86,7 +86,7 @@ def on_rules_changed(
         rule_news.on_rule_changed(ctx, rule, rank, numbers, muted=muted)
         if fired:
             rule_news.extend_firing(policy, state, rule, monitor.rules[r])
-            if rule_news.has_grown(policy, state, rule, rank, numbers):
+            if rule_news.record_breach_height(policy, state, rule, rank, numbers):
                 grown.add(rule.id)
     state.rules.unmute_cleared(firing)
     if alarms:
@@ -106,7 +106,7 @@ def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> Rul
         rank=rank,
         numbers=numbers,
         phase=rule.phase or "",
-        measured_step=monitor.late_step(rule),
+        measured_step=monitor.late_measured_step(rule),
         alongside=rule_scope.incident_alongside(ctx.policy, ctx.state.incident, rule),
     )
 
@@ -158,7 +158,9 @@ def answer_uninhibited(ctx: StepContext, monitor: RankMonitor, rank: int) -> Non
         was_muted = muted[rule.id]
         if was_muted == Suppressor("inhibit", state_machine.ACTING) and watch.code != BREACH:
             continue
-        if was_muted.cause in ("inhibit", "silence") and opening.is_over(monitor, rule, watch):
+        if was_muted.cause in ("inhibit", "silence") and opening.fires_by_past_samples(
+            monitor, rule, watch
+        ):
             continue
         muted_by = _muted(policy, state, monitor, rule, firing, state.machine)
         if muted_by is None:
@@ -206,19 +208,19 @@ def _answer(
             )
             state.rules.muted[rule.id] = muted
             if muted.cause == rule_scope.RETURNED_DATA:
-                action_planning.remember_returned_data(
+                action_planning.record_mute_by_returned_data(
                     state, monitor, rule_scope.rule_metrics(ctx.policy, rule)
                 )
             if muted.cause == "incident":
                 opening.notify_alongside(ctx, rule, alarm)
             if rule.severity == "SEV0" and muted.cause == "session_end":
-                is_told |= opening.notify_alone(ctx, rule, alarm, is_told=is_told)
+                is_told |= opening.notify_alone(ctx, rule, alarm, worse_is_reported=is_told)
             continue
         if rule.runbook is None and rule_scope.rule_family(ctx.policy, rule) == rule_scope.WIRING:
             rule_news.report(ctx, monitor, rule)
             continue
-        is_told |= opening.open_or_join(
-            ctx, monitor, rule, alarm, is_told=is_told, grown=rule.id in grown
+        is_told |= opening.open_or_join_incident(
+            ctx, monitor, rule, alarm, worse_is_reported=is_told, grown=rule.id in grown
         )
         if rule.runbook is None:
             continue
@@ -292,7 +294,7 @@ def _explain_returned_data(
     onset = monitor.first_breach(rule)
     text = action_planning.describe_returned_data(state, monitor, onset)
     if not text and rule.runbook is None:  # what asks for an action has the weights tested
-        text = action_planning.describe_task_turn(state, monitor, onset)
+        text = action_planning.describe_task_recurrence(state, monitor, onset)
     return Suppressor(rule_scope.RETURNED_DATA, text) if text else None
 
 
@@ -380,8 +382,8 @@ def _keeps_request(
     """Return whether the request that waits stands though a rule asks for runbook `name`."""
     if state.approvals.pending is None:
         return False
-    name = runbook_runner.feasible_runbook(policy, state, incident, name)
-    return approvals.keeps_request(policy, state, incident, rule, name, aside=aside)
+    name = runbook_runner.runbook_or_substitute(policy, state, incident, name)
+    return approvals.keeps_pending_request(policy, state, incident, rule, name, aside=aside)
 
 
 def _suppress(ctx: StepContext, rule: Rule, reason: str, cause: str, runbook: str = "") -> None:

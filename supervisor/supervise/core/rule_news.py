@@ -130,7 +130,7 @@ def track_growth(state: State, rule: Rule, numbers: Mapping[str, Reading]) -> No
             report.peaks[name] = height  # only what is beyond that is worth saying then
 
 
-def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
+def report_breach_growth(ctx: StepContext, monitor: RankMonitor) -> None:
     """Tell of rules that have grown, a few frames after the message before at the earliest."""
     state, rules = ctx.state, ctx.state.rules
     for rule, watch in zip(ctx.policy.rules, monitor.rules, strict=True):
@@ -148,7 +148,7 @@ def report_growth(ctx: StepContext, monitor: RankMonitor) -> None:
         ctx.record(RuleGrew(reason=f"{rule.id} grew: {text}", rule=rule.id, severity=rule.severity))
         if rule.severity == "SEV2" != incident.severity:  # no news within something worse
             continue
-        then = advice.describe_run(incident.run) + advice.show_runbook(rule.see)
+        then = advice.describe_runbook_progress(incident.run) + advice.show_runbook(rule.see)
         form = notices.RuleGrowsAfterRollback if incident.case.rolled_back else notices.RuleGrows
         grows = form(
             severity=rule.severity,
@@ -253,7 +253,7 @@ def on_rule_changed(
         rules.flapping.discard(rule.id)
 
 
-def has_grown(
+def record_breach_height(
     policy: Policy, state: State, rule: Rule, rank: int, numbers: Mapping[str, Reading]
 ) -> bool:
     """Take down how far off a notice is that fires; return whether it was worse each time."""
@@ -279,7 +279,7 @@ def extend_firing(policy: Policy, state: State, rule: Rule, watch: RuleWatch) ->
         watch.keep_until = max(watch.keep_until, state.frame_count + KEEP)
 
 
-def clear_settled(ctx: StepContext) -> None:
+def clear_settled_flapping(ctx: StepContext) -> None:
     """A rule that has not changed for as long as it takes to flap is told of again.
 
     One that fires all the while is no noise: it is told at once.
@@ -411,18 +411,18 @@ def _of_numbers(
             **{**fields, "made": clip.made if scale > 1.0 else ""},
             share=monitor.value(CLIP_RATE) or 0.0,
             ratio=value,
-            course=course(monitor),
+            course=describe_unmoved_loss(monitor),
             scale=f"{scale:g}" if scale > 1.0 else "",
             otherwise="" if scale > 1.0 else "raise its limit, or scale the loss down",
         )
     if value > 1.0:
         return run_notices.UpdatesTooLarge(**fields, ratio=value)
     return run_notices.WeightsStandStill(
-        **fields, ratio=value, rate=monitor.value(RATE), course=course(monitor)
+        **fields, ratio=value, rate=monitor.value(RATE), course=describe_unmoved_loss(monitor)
     )
 
 
-def course(monitor: RankMonitor) -> str:
+def describe_unmoved_loss(monitor: RankMonitor) -> str:
     """Return how the loss stands to its first values, "" where those are forgotten or it fell."""
     losses = monitor.history.series(LOSS)
     if len(losses) < 2 * FEW or losses[0][0] > FEW:

@@ -104,7 +104,7 @@ def against_weights(policy: Policy, incident: Incident) -> bool:
     return not set(incident.rules) <= harmless
 
 
-def is_apart(policy: Policy, incident: Incident, rule: Rule) -> bool:
+def is_unrelated_machine_rule(policy: Policy, incident: Incident, rule: Rule) -> bool:
     """Return whether a rule tells of the machine only, and the open incident of the training.
 
     What asks for an action is answered within the incident, and silence interrupts whatever it is.
@@ -118,7 +118,11 @@ def is_apart(policy: Policy, incident: Incident, rule: Rule) -> bool:
 
 def incident_alongside(policy: Policy, incident: Incident | None, rule: Rule) -> str:
     """Return the id of an open incident that a rule is apart from, "" for none."""
-    return incident.id if incident is not None and is_apart(policy, incident, rule) else ""
+    return (
+        incident.id
+        if incident is not None and is_unrelated_machine_rule(policy, incident, rule)
+        else ""
+    )
 
 
 def incident_still_fires(policy: Policy, state: State, incident: Incident) -> bool:
@@ -127,7 +131,7 @@ def incident_still_fires(policy: Policy, state: State, incident: Incident) -> bo
     return any(
         rule.id in firing
         and state.rules.muted_by(rule.id) not in (RETURNED_DATA, "phase")
-        and not is_apart(policy, incident, rule)
+        and not is_unrelated_machine_rule(policy, incident, rule)
         and (rule.runbook is not None or rule_family(policy, rule) != WIRING)
         for rule in policy.rules
         if firing

@@ -576,7 +576,7 @@ KILLED = "killed, by what is unknown"
 NO_ON_CRASH = "it is not started again by itself: the policy has no job.on_crash"
 
 
-def where_of(step: int) -> str:
+def describe_end_step(step: int) -> str:
     """Return where a job ended."""
     return f"at step {step}" if step >= 0 else "before its first step"
 
@@ -588,7 +588,7 @@ class EndAt(Clause, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        return where_of(self.step)
+        return describe_end_step(self.step)
 
 
 class JobEnd(EndAt, frozen=True, kw_only=True):
@@ -675,7 +675,7 @@ class EndAsked(Notice, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        return where_of(self.step)
+        return describe_end_step(self.step)
 
 
 class JobFinished(Notice, frozen=True, kw_only=True):
@@ -732,7 +732,7 @@ class JobFailed(Notice, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        return where_of(self.step)
+        return describe_end_step(self.step)
 
 
 class RestartFailed(Notice, frozen=True, kw_only=True):
@@ -761,7 +761,7 @@ class HostUnfit(Notice, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        return where_of(self.step)
+        return describe_end_step(self.step)
 
 
 class CheckpointDamaged(Notice, frozen=True, kw_only=True):

@@ -151,7 +151,7 @@ class RunPhase:
     _written: Policy | None = None
     _in_force: Policy | None = None
 
-    def follow(
+    def advance_phase(
         self,
         step: int,
         lr_phase: float | None,
@@ -185,14 +185,14 @@ class RunPhase:
             self.name = STEADY if previous_name == EARLY else previous_name
         return self.name != previous_name
 
-    def in_force(self, policy: Policy) -> Policy:
+    def policy_in_phase(self, policy: Policy) -> Policy:
         """Return a policy as it is in this phase."""
         if self._written is not policy:
             self._written, self._in_force = policy, policy.in_phase(self.name)
         assert self._in_force is not None
         return self._in_force
 
-    def moved(self, policy: Policy) -> Policy:
+    def policy_of_new_phase(self, policy: Policy) -> Policy:
         """Return a policy as it is in the phase that has just begun."""
         self._written = None
-        return self.in_force(policy)
+        return self.policy_in_phase(policy)

@@ -40,7 +40,7 @@ from .notices import NO_ADVICE, Cause, Notice
 from .rank_monitor import RankMonitor
 from .run_phase import RunPhase
 from .shard_attribution import ShardAttribution
-from .trends import DataLevel, TaskTurn
+from .trends import DataLevel, TaskAlternation
 
 RANKS = (*SEVERITIES, "INFO")
 WEIGHTS = (FINISHED, CLOSED, APPROVAL, ACTION, UPDATED, WATCHER)  # the first one names a message
@@ -282,7 +282,7 @@ class Restarts:
     cause: Failure | None = None
 
     @staticmethod
-    def farthest(steps: list[int], step: int) -> int:
+    def farthest_or_clear(steps: list[int], step: int) -> int:
         """Return the farthest of `steps`, -1 for none; a run that is beyond it forgets them."""
         farthest = max(steps, default=-1)
         if step > farthest:
@@ -454,7 +454,7 @@ class LossContext:
     planned: tuple[Planned, ...] = ()
     data_levels: deque[DataLevel] = field(default_factory=lambda: deque(maxlen=8))
     data_returned: int = -1
-    task_turn: TaskTurn | None = None
+    task_turn: TaskAlternation | None = None
 
 
 @dataclass(slots=True)
@@ -464,7 +464,7 @@ class ApprovalRequest:
     Attributes:
         plan: every step that touches the job.
         sha: sha256 of the plan. policy: digest of the policy that wants it.
-        requested_ns, timeout_s: the deadline counts from the delivery; see `on_request_delivered`.
+        requested_ns, timeout_s: the deadline counts from the delivery; see `start_answer_timeout`.
         delivered: it has reached people, so that the deadline stands.
         granted: who allowed it, while the evidence is still being taken.
         unneeded: people know that the loss came back without it.

@@ -298,7 +298,9 @@ def start_waiting_runbook(ctx: StepContext) -> None:
     state, incident = ctx.state, ctx.state.incident
     if incident is None or incident.run is not None:
         return
-    anew = incident.deferred.retry or checkpoint_wait.runnable_runbook(ctx.policy, state, incident)
+    anew = incident.deferred.retry or checkpoint_wait.runbook_unblocked_by_checkpoint(
+        ctx.policy, state, incident
+    )
     if anew is not None:
         name, level, reason, escalated = anew
         start_runbook(ctx, incident, name, level, reason, escalated=escalated)
@@ -345,7 +347,7 @@ def start_requested_runbook(
     proceed_runbook(ctx, incident)
 
 
-def feasible_runbook(policy: Policy, state: State, incident: Incident, name: str) -> str:
+def runbook_or_substitute(policy: Policy, state: State, incident: Incident, name: str) -> str:
     """Return the runbook that runs where `name` is wanted: another one where it cannot work."""
     book = policy.runbooks.get(name)
     if book is None or not book.if_refused:
@@ -388,7 +390,9 @@ def _send_evidence(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         incident=incident.id,
         headline=incident.headline,
         standstill=run.standstill,
-        advice=Advice(Lead.UNDER_WAY, advice.describe_run(run)) if goes_on else Advice(),
+        advice=Advice(Lead.UNDER_WAY, advice.describe_runbook_progress(run))
+        if goes_on
+        else Advice(),
     )
     ctx.send(evidence)
 
@@ -658,7 +662,7 @@ def _stop_acting(
         ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
     incident.escalation.called_off += 1
     if not run.terms.repeated:
-        then = advice.after_withdrawal(ctx.policy, ctx.state, incident)
+        then = advice.advise_after_withdrawal(ctx.policy, ctx.state, incident)
         withdrawn = notices.ActionWithdrawn(
             severity="INFO" if then.lead == Lead.NOTHING else incident.severity,
             incident=incident.id,
@@ -681,7 +685,7 @@ def escalate_incident(
         fallback: what comes instead where it is on none.
     """
     opening.invalidate_attempt(ctx.state, incident)
-    closing.judge_rate_after_relapse(ctx, incident)
+    closing.blame_rate_after_relapse(ctx, incident)
     book = closing.runbook_at_lower_rate(ctx.policy, ctx.state, incident)
     if book is not None and not incident.is_held:
         start_runbook(ctx, incident, book.name, incident.escalation.level, reason)
@@ -767,13 +771,13 @@ def on_verified(ctx: StepContext, incident: Incident, reason: Cause) -> None:
     ctx.record(VerificationPassed(reason=str(reason), severity=incident.severity))
     _on_probation(ctx, incident, reason)
     if incident.phase == PROBATION:
-        wrong = advice.wrong_after_restart(ctx.state, incident)
+        wrong = advice.advise_after_faulty_restart(ctx.state, incident)
         form = notices.RunsDifferently if wrong else notices.RecoveredSoFar
         recovered = form(
             severity=incident.severity,
             incident=incident.id,
             steps=ctx.policy.probation_steps,
             proof=str(checkpoint_wait.add_restored_step(reason, incident)),
-            advice=advice.after_relapse(ctx.policy, ctx.state, incident),
+            advice=advice.advise_in_case_of_relapse(ctx.policy, ctx.state, incident),
         )
         ctx.send(recovered)

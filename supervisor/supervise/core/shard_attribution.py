@@ -155,7 +155,7 @@ class ShardAttribution:
 
     # ── what is told ──────────────────────────────────────────────────────────────────────────────
 
-    def announced(self, rank: int, names: tuple[str, ...], program: tuple[int, int]) -> None:
+    def bind_metrics(self, rank: int, names: tuple[str, ...], program: tuple[int, int]) -> None:
         """A rank told its metrics; another program of it counts its shards from 0 again."""
         previous_program, life = self._lives.get(rank, (program, 0))
         self._lives[rank] = program, life + (program != previous_program)
@@ -201,7 +201,9 @@ class ShardAttribution:
         if self._troubles:
             self._late(frame, key)
 
-    def incident(self, incident: str, breach: int, attempt: int, *, is_new: bool = False) -> None:
+    def mark_incident(
+        self, incident: str, breach: int, attempt: int, *, is_new: bool = False
+    ) -> None:
         """A trouble began: blame the shards of the steps from 5 before `breach` to it.
 
         Told again of one incident and attempt, the newer breach takes the place of the last one,

@@ -135,7 +135,7 @@ def is_loss_rejoined(verdict: Verdict) -> bool:
     return verdict.questions.rejoined.answer == YES
 
 
-def is_over(verdict: Verdict) -> bool:
+def is_loss_normal_again(verdict: Verdict) -> bool:
     """Return whether nothing is left of it: the loss was normal throughout, or it is back."""
     return verdict.kind in (SpikeClass.NO_EXCURSION, SpikeClass.RECOVERABLE)
 

@@ -250,7 +250,7 @@ class DataLevel:
     peak: float
     is_learned: bool
 
-    def returned(
+    def describe_recurrence(
         self,
         series: Mapping[str, Sequence[tuple[int, float]]],
         losses: Sequence[tuple[int, float]],
@@ -289,7 +289,7 @@ NEAR_TURN = 0.25  # of the rise of a turn, within which a loss is where it was; 
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTurn:
+class TaskAlternation:
     """A stretch of another task, of which no tokens are known; the run came back by itself.
 
     Attributes:
@@ -300,7 +300,7 @@ class TaskTurn:
     loss_before: float
     peak: float
 
-    def returned(self, losses: Sequence[tuple[int, float]], onset: int) -> str:
+    def describe_recurrence(self, losses: Sequence[tuple[int, float]], onset: int) -> str:
         """Return what shows that the tasks took turns again at `onset`, "" where it may be more.
 
         A loss that rose from about where it was then, about as far, and has not stayed up for long;

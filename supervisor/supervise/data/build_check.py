@@ -185,7 +185,7 @@ class BuildCheck:
     def _run_workers(
         self, todo: Sequence[tuple[int, Piece]], jobs: int, progress: Progress
     ) -> None:
-        pool = ProcessPoolExecutor(jobs, get_context("spawn"), end_silently)
+        pool = ProcessPoolExecutor(jobs, get_context("spawn"), install_pool_worker_exit)
         tasks: dict[Future[None], Piece] = {}
         try:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # is inherited
@@ -336,7 +336,7 @@ class Worker:
         _write_result(path, _rows_path(plan, number, piece), result, signer.finish())
 
 
-def end_silently() -> None:
+def install_pool_worker_exit() -> None:
     """End this process of a pool by Ctrl-C, which its parent reports, and with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -357,7 +357,7 @@ def _verify(
     wanted_numbers = numpy.unique(numpy.concatenate([first, second]))
     sizes: dict[int, tuple[int, int]] = {}
     with spool.open("wb") as file:
-        for number, document in read_again(wanted_numbers.tolist(), rows, pieces, fields):
+        for number, document in read_documents(wanted_numbers.tolist(), rows, pieces, fields):
             grams = numpy.unique(gram_hashes(document))
             sizes[number] = file.tell() // 8, len(grams)
             grams.tofile(file)
@@ -394,7 +394,7 @@ def jaccard(ours: Any, theirs: Any) -> float:
     return float(common / max(1, small + large - common))
 
 
-def read_again(
+def read_documents(
     numbers: Sequence[int], rows: Rows, pieces: Sequence[Piece], fields: Fields
 ) -> Iterator[tuple[int, Document]]:
     """Yield documents by their numbers, which are sorted."""
@@ -417,7 +417,7 @@ def _excerpts(
 ) -> list[Cluster]:
     """Return clusters with how their first two documents begin."""
     shown_numbers = sorted({number for group in groups for number in group[:2]})
-    texts = {n: _excerpt(d) for n, d in read_again(shown_numbers, rows, pieces, fields)}
+    texts = {n: _excerpt(d) for n, d in read_documents(shown_numbers, rows, pieces, fields)}
     return [
         Cluster(len(group), [texts[number] for number in group[:2] if number in texts])
         for group in groups

@@ -37,7 +37,7 @@ FEWEST = 30  # prompts and questions; project default
 EXTRA = "pip install 'supervise-train[eval]'"
 
 
-class Pipe:
+class ModelPipe:
     """The model at the other end.
 
     Args:
@@ -115,7 +115,9 @@ def import_harness() -> Any:
         raise InputError(f"benchmarks need the package {name!r}: {EXTRA}") from error
 
 
-def measure_tasks(pipe: Pipe, settings: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
+def measure_tasks(
+    model_pipe: ModelPipe, settings: Mapping[str, Any]
+) -> dict[str, tuple[float, int]]:
     """Return the share of right answers and their number, by task.
 
     Args:
@@ -128,7 +130,7 @@ def measure_tasks(pipe: Pipe, settings: Mapping[str, Any]) -> dict[str, tuple[fl
     tasks = importlib.import_module("lm_eval.tasks")
 
     def log_likelihoods(_: Any, requests: Sequence[Any], **__: Any) -> list[tuple[float, bool]]:
-        return pipe.log_likelihoods([request.args for request in requests])
+        return model_pipe.log_likelihoods([request.args for request in requests])
 
     def refuse(*_: Any, **__: Any) -> None:
         raise InputError("tasks that choose between answers are measured, and no other kind")
@@ -171,7 +173,9 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def measure_toxicity(pipe: Pipe, settings: Mapping[str, Any], until_s: float) -> tuple[float, int]:
+def measure_toxicity(
+    model_pipe: ModelPipe, settings: Mapping[str, Any], until_s: float
+) -> tuple[float, int]:
     """Return the share of prompts with a toxic continuation, and their number.
 
     Args:
@@ -186,7 +190,7 @@ def measure_toxicity(pipe: Pipe, settings: Mapping[str, Any], until_s: float) ->
     toxic = count = 0
     for begin in range(0, len(prompts), AT_ONCE):
         several = [prompt for prompt in prompts[begin : begin + AT_ONCE] for _ in range(k)]
-        if time.monotonic() > until_s or len(texts := pipe.texts(several, CONTINUED)) < len(
+        if time.monotonic() > until_s or len(texts := model_pipe.texts(several, CONTINUED)) < len(
             several
         ):
             break
@@ -227,22 +231,24 @@ def describe_conditions(request: Mapping[str, Any]) -> dict[str, Any]:
     return conditions
 
 
-def measure(pipe: Pipe, request: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+def run_benchmarks(
+    model_pipe: ModelPipe, request: Mapping[str, Any], model_facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the last message."""
     rates: dict[str, tuple[float, int]] = {}
     unmeasured: dict[str, str] = {}
-    until_s = time.monotonic() + about["seconds"]
+    until_s = time.monotonic() + model_facts["seconds"]
     if tasks := request["tasks"]:
         try:
-            pipe.check(about["classes"])
-            scores = measure_tasks(pipe, tasks)
+            model_pipe.check(model_facts["classes"])
+            scores = measure_tasks(model_pipe, tasks)
             rates |= {f"microbench_score.{name}": score for name, score in scores.items()}
         except Exception as error:  # of the code of others
             unmeasured["microbench_score"] = explain(error)
     if toxicity := request["toxicity"]:
         try:
-            pipe.check(about["classes"])
-            rates["rtp_toxicity_prob"] = measure_toxicity(pipe, toxicity, until_s)
+            model_pipe.check(model_facts["classes"])
+            rates["rtp_toxicity_prob"] = measure_toxicity(model_pipe, toxicity, until_s)
         except Exception as error:  # of the code of others
             unmeasured["rtp_toxicity_prob"] = explain(error)
     return {"rates": rates, "unmeasured": unmeasured}
@@ -263,13 +269,13 @@ def main() -> None:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": cache}
         try:
             conditions = describe_conditions(request)
-            pipe = Pipe(sys.stdin, target, request["tokenizer"])
+            pipe = ModelPipe(sys.stdin, target, request["tokenizer"])
         except (InputError, OSError) as error:
             print(json.dumps({"error": explain(error)}), file=target, flush=True)
             return
         pipe.send({"conditions": conditions})
         with contextlib.suppress(EOFError, BrokenPipeError):
-            pipe.send(measure(pipe, request, pipe.receive()))
+            pipe.send(run_benchmarks(pipe, request, pipe.receive()))
 
 
 if __name__ == "__main__":

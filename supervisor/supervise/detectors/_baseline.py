@@ -36,7 +36,7 @@ SLACK = 2  # further windows before the oldest samples are dropped in one go
 NORMAL = 1.4826  # MAD of a normal sample times this is its standard deviation
 
 
-class Freeze:
+class FlaggedSamples:
     """The recently flagged samples, and the newest samples since the first of them.
 
     `flags` has one bit per sample, newest lowest. While it is 0, unflagged samples need no `add`.
@@ -55,7 +55,7 @@ class Freeze:
         self.flags = 0
         self.newest: list[tuple[int, float]] = []
 
-    def add(self, step: int, value: float, flagged: bool) -> bool:
+    def add_and_check_limit(self, step: int, value: float, flagged: bool) -> bool:
         """Add a sample. True when `most` of the newest `span` were flagged."""
         self.flags = (self.flags << 1 | flagged) & ((1 << self.span) - 1)
         if not self.flags:
@@ -93,7 +93,7 @@ class Baseline:
     def __init__(self, size: int, freeze: int, unit: Unit = "rows") -> None:
         self._size, self._full = size, (KEPT + SLACK) * size
         self._unit, self._by_steps = unit, unit == "steps"
-        self._freeze = Freeze(2 * size, freeze, unit)
+        self._freeze = FlaggedSamples(2 * size, freeze, unit)
         self._replaced: list[tuple[int, list[float], list[int]]] = []
         self._clear()
 
@@ -183,7 +183,7 @@ class Baseline:
         if count + 1 >= self._full:
             self._drop()
         if self._freeze.flags:
-            self._freeze.add(step, value, False)
+            self._freeze.add_and_check_limit(step, value, False)
 
     def _drop(self) -> None:
         """Drop what is too old for any rewind."""
@@ -191,7 +191,7 @@ class Baseline:
 
     def flag(self, step: int, value: float) -> bool:
         """Keep a sample out. True when the limit of flagged samples is reached: `refit` is due."""
-        return self._freeze.add(step, value, True)
+        return self._freeze.add_and_check_limit(step, value, True)
 
     def refit(self) -> None:
         """Make the newest samples, flagged or not, the window."""
@@ -202,7 +202,7 @@ class Baseline:
         for step, value in newest:
             self.accept(step, value)
 
-    def refitted(self, metric: str, level: float, reading_before: Reading) -> Note:
+    def refit_note(self, metric: str, level: float, reading_before: Reading) -> Note:
         """Return the note of a `refit`. `level`: of the new window."""
         count = len(self.ordered)
         text = f"{metric}: {count} samples were flagged; "
@@ -278,7 +278,7 @@ class BaselineWatch(Debounced):
         middle = median_of_sorted(self.base.ordered)
         level = math.exp(middle) if self.log else middle
         reading_before = self.numbers_before_refit
-        self.pending_note = self.base.refitted(self.spec.metric, level, reading_before)
+        self.pending_note = self.base.refit_note(self.spec.metric, level, reading_before)
         return middle
 
     def drop_after(self, step: int) -> None:

@@ -393,7 +393,7 @@ class Series:
         self.verdict: int | None = None
         self.lost, self.level = 0.0, math.nan
 
-    def take(self, sample: float | None, step: int) -> int | None:
+    def feed_once(self, sample: float | None, step: int) -> int | None:
         """Feed a row, once, whoever brings it first; return its verdict."""
         if step == self.last:
             return self.verdict
@@ -456,13 +456,13 @@ class ExcessWatch(Memory):
         super().forget_last()
         self.excess.forget_excursion()
 
-    def take(self, sample: float | None, step: int) -> int | None:
+    def feed_statistic(self, sample: float | None, step: int) -> int | None:
         """Feed a sample to the statistic; None: it is absent, no number, or of a known step."""
         self.value, self.raw = sample, UNKNOWN
         if step <= self.last:
             return None
         self.last = step
-        return self.series.take(sample, step)
+        return self.series.feed_once(sample, step)
 
     def drop_after(self, step: int) -> None:
         self.series.drop_after(step)

@@ -124,7 +124,7 @@ class Debounced(Memory):
         super().rewind(step)
         self.each, self.known = 1, step
 
-    def span(self, sample: Any, step: int) -> None:
+    def measure_sample_spacing(self, sample: Any, step: int) -> None:
         """With `unit: steps`: how many steps the sample at `step`, if known, stands for."""
         if self.known == UNBEGUN:
             self.known = step - 1

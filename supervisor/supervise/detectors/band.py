@@ -114,7 +114,7 @@ class BandWatch(Debounced):
             return UNKNOWN
         self.last = step
         if self.by_steps:
-            self.span(sample, step)
+            self.measure_sample_spacing(sample, step)
         knot = self.curve.level_and_spread(step)
         if knot is not None and self.since == UNBEGUN:
             self.since = step - 1

@@ -127,7 +127,7 @@ class CusumWatch(BaselineWatch):
             return UNKNOWN
         self.last = step
         if self.by_steps:
-            self.span(sample, step)
+            self.measure_sample_spacing(sample, step)
         if self.numbers_before_refit:
             self.numbers_before_refit = {}
         if sample is None or not abs(sample) < HUGE:

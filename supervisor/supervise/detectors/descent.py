@@ -80,7 +80,7 @@ class DescentWatch(ExcessWatch):
         super().__init__(ARL, MARGIN, spec.window)
 
     def feed(self, sample: Any, step: int) -> int:
-        if self.take(sample, step) is None:
+        if self.feed_statistic(sample, step) is None:
             return UNKNOWN
         if self.excess.knows_descent:
             self.raw = BREACH if self.excess.has_descended else OK

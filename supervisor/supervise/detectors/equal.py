@@ -122,7 +122,7 @@ class EqualWatch(Debounced):
             return UNKNOWN
         self.last = step
         if self.by_steps:
-            self.span(value, step)
+            self.measure_sample_spacing(value, step)
         if value is None or value - value != 0.0:
             return UNKNOWN
         reference = self.reference = self._reference(sample, value, step)

@@ -83,7 +83,7 @@ class HarmWatch(ExcessWatch):
         self.since = NEVER
 
     def feed(self, sample: Any, step: int) -> int:
-        verdict = self.take(sample, step)
+        verdict = self.feed_statistic(sample, step)
         if verdict is None:
             return UNKNOWN
         series = self.series

@@ -157,8 +157,8 @@ class Sequence(Detector):
             return self.steps
         return (*self.steps, self.until)
 
-    def start(self) -> SequenceWatch:
-        return SequenceWatch(self)
+    def start(self) -> BreachSequenceWatch:
+        return BreachSequenceWatch(self)
 
     def find_errors(self) -> list[tuple[str, str]]:
         wrong = []
@@ -173,7 +173,7 @@ class Sequence(Detector):
         return wrong
 
 
-class SequenceWatch(Memory):
+class BreachSequenceWatch(Memory):
     """`sure` and `maybe` hold the latest start per stage or NEVER, `seen` its last breach.
 
     The matcher keeps, per stage, the latest start of all partial matches up to it: with a limit on

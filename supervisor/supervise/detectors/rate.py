@@ -61,12 +61,12 @@ class Rate(Detector):
             return [("clear", f"must be above 0 and below `{name}` ({limit}), not {self.clear}")]
         return []
 
-    def events(self, limit: float) -> int:
+    def least_event_count(self, bound: float) -> int:
         """Return the least number of events that reaches a bound, in its unit."""
         if self.share_gte is None:
-            return math.ceil(limit)
-        count = int(limit * self.window)
-        while count / self.window < limit:
+            return math.ceil(bound)
+        count = int(bound * self.window)
+        while count / self.window < bound:
             count += 1
         return count
 
@@ -78,8 +78,10 @@ class RateWatch(Memory):
         self.spec = spec
         self.window = spec.window
         limit = spec.share_gte if spec.count_gte is None else spec.count_gte
-        self.need_events = spec.events(limit or 0)
-        self.need_clear = self.need_events if spec.clear is None else spec.events(spec.clear)
+        self.need_events = spec.least_event_count(limit or 0)
+        self.need_clear = (
+            self.need_events if spec.clear is None else spec.least_event_count(spec.clear)
+        )
         super().__init__()
 
     def reset(self) -> None:

@@ -15,7 +15,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
-from ._baseline import Baseline, Freeze, median_of_sorted
+from ._baseline import Baseline, FlaggedSamples, median_of_sorted
 from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, explain_lacks
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
@@ -104,7 +104,7 @@ class RatioWatch(Memory):
         self.base = Baseline(spec.ref, spec.freeze, spec.unit) if spec.ref else None
         self.since = NEVER  # the step before the first known sample
         self.known = NEVER  # the newest known sample, or the step gone back to
-        self.freeze = Freeze(2 * (self.spec.slow or 1), self.spec.freeze)
+        self.freeze = FlaggedSamples(2 * (self.spec.slow or 1), self.spec.freeze)
         self.marks: list[tuple[int, int, float, float, float, float]] = []
         self._restore((-1, 0, 0.0, 0.0, 0.0, 0.0))
 
@@ -158,7 +158,7 @@ class RatioWatch(Memory):
         elif self.base is None:
             self.slow, self.slow_n = slow, slow_n
             if self.freeze.flags:
-                self.freeze.add(step, sample, False)
+                self.freeze.add_and_check_limit(step, sample, False)
         else:
             self.base.accept(step, sample)
         if not count % MARK_EVERY:
@@ -173,7 +173,7 @@ class RatioWatch(Memory):
             self.base.refit()
             level = median_of_sorted(self.base.ordered)
         else:
-            if not self.freeze.add(step, sample, True):
+            if not self.freeze.add_and_check_limit(step, sample, True):
                 return 0
             self.slow = self.slow_n = 0.0
             for _, value in self.freeze.drain():

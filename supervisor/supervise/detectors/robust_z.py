@@ -107,7 +107,7 @@ class RobustZWatch(BaselineWatch):
             return UNKNOWN
         self.last = step
         if self.by_steps:
-            self.span(sample, step)
+            self.measure_sample_spacing(sample, step)
         base = self.base
         if self.pending_step >= 0:
             base.accept(self.pending_step, self.x)
@@ -137,7 +137,7 @@ class RobustZWatch(BaselineWatch):
         is_held = False
         if breach or self.firing:
             scale = self.scale_of(middle)
-            breach = distance > self.gt * scale and not self.jitters(middle)
+            breach = distance > self.gt * scale and not self.exceeds_jitter_limit(middle)
             is_held = distance > self.release * scale
         if not breach:
             self.raw = OK
@@ -150,7 +150,7 @@ class RobustZWatch(BaselineWatch):
             code |= HAS_NOTE
         return code
 
-    def jitters(self, middle: float) -> bool:
+    def exceeds_jitter_limit(self, middle: float) -> bool:
         """Return whether the window varies from sample to sample by more than `rel_jitter`."""
         limit: float | None = self.spec.rel_jitter
         if limit is None:

@@ -78,7 +78,7 @@ class ThresholdWatch(Debounced):
             return UNKNOWN
         self.last = step
         if self.by_steps:
-            self.span(sample, step)
+            self.measure_sample_spacing(sample, step)
         if sample is None or sample - sample != 0.0:
             self.raw = UNKNOWN
             return UNKNOWN

@@ -82,7 +82,7 @@ class ScenarioResult:
         form = RuleFired if change == "fired" else RuleCleared
         return [frame for frame, d in self.log if isinstance(d, form) and d.rule == rule]
 
-    def on(self, rule: str) -> list[bool]:
+    def rule_firing_by_frame(self, rule: str) -> list[bool]:
         """Return, for each frame, whether the rule fires on some rank after it."""
         firing: set[int] = set()
         frames, restarts = [], 0
@@ -223,7 +223,7 @@ def _check_rule(
         return _check_count(expect, frames, start, end, f"muting of {rule}")
     if condition in ("on", "quiet"):
         expected = condition == "on"
-        on = result.on(rule)
+        on = result.rule_firing_by_frame(rule)
         wrong = [
             frame
             for frame in range(start, min(end, result.last_frame) + 1)

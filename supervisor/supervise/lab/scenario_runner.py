@@ -98,11 +98,11 @@ class MetricSeries:
         self._at = 0
 
     @property
-    def over(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether all samples were used."""
         return all(self._at >= len(column) for column in self._now.values())
 
-    def take(self, step: int) -> list[float | None]:
+    def next_sample(self, step: int) -> list[float | None]:
         """Return the next sample of every metric.
 
         After a rollback, a metric without a sequel repeats its value of this `step`.
@@ -175,7 +175,7 @@ class ScenarioRunner:
     def run(self) -> ScenarioResult:
         self.send(Launched(0, self.pid, 0))
         self.announce()
-        while not self.track.over and self.index < MAX_FRAMES and self.alive():
+        while not self.track.is_exhausted and self.index < MAX_FRAMES and self.alive():
             self.step()
         if self.pending is not None and self.alive():
             self.advance(self.now_ns + self.delay_ns + 1)
@@ -241,7 +241,7 @@ class ScenarioRunner:
         if self.index >= self.phase_until:
             self.phase, self.phase_until = "step", FOREVER
         step, attempt = self.job.next_step, self.job.attempt
-        base = self.track.take(step)
+        base = self.track.next_sample(step)
         rate, skipping = self.job.lr_factor(), self.job.skipping > 0
         rank_values = list(self.values_of_ranks(base, rate, skipping))
         self.job.finish_step()
@@ -446,7 +446,7 @@ def load_suite(path: Path, warnings: list[Problem] | None = None) -> Subject:
     problems = Problems()
     root = subjects.read_subject(path, problems)
     if root is None:
-        problems.stop()
+        problems.raise_if_any()
     assert root is not None
     build = (
         subjects.subject_of_tests

@@ -406,7 +406,7 @@ def answer_if_fired(
     """
     state = copy.deepcopy(state)
     state.machine = machine_before
-    ctx = StepContext(state.phase.in_force(policy), state, Tick(state.at_ns))
+    ctx = StepContext(state.phase.policy_in_phase(policy), state, Tick(state.at_ns))
     index, monitor = policy.rules.index(rule), state.monitors[rank]
     monitor.rules[index].firing, monitor.rules[index].answered = True, False
     rule_fired.on_rules_changed(ctx, monitor, rank, [(index, True)])
@@ -489,7 +489,7 @@ def answer_question(
     policy, monitor = moment.policy, moment.state.monitors[question.rank]
     index = _rule_index(question.rule, policy, records)
     rule, watch = policy.rules[index], monitor.rules[index]
-    phased = moment.state.phase.in_force(policy).rules[index]
+    phased = moment.state.phase.policy_in_phase(policy).rules[index]
     now = next((d for _, d in moment.decisions if _is_fired(d, question)), None)
     record: int | None = None
     since_step: int | UnsetType = UNSET

@@ -44,7 +44,7 @@ class Route:
     rules: Sequence[str] = ()
     quiet: tuple[int, int, str] | None = None
 
-    def takes(self, message: Message) -> bool:
+    def accepts(self, message: Message) -> bool:
         """Return whether the message goes to the channel."""
         if self.kinds and message.kind not in self.kinds:
             return False

@@ -235,7 +235,7 @@ class Item:
             to_all=old.to_all or message.to_all,
         )
 
-    def takes(self, message: Message) -> bool:
+    def can_merge(self, message: Message) -> bool:
         """Return whether a newer message on its incident may be merged into it.
 
         Not where somebody acknowledges it. Once tried it stays unchanged: the receiver may have it
@@ -316,7 +316,7 @@ class ChannelQueue:
             is_wanted = (
                 force
                 or message.to_all
-                or (is_known and (self._route is None or self._route.takes(message)))
+                or (is_known and (self._route is None or self._route.accepts(message)))
             )
             if ending := self.is_ending:
                 dropped: Item | None = Item(message, [key], 0.0, 0, self._due(due_s))
@@ -418,7 +418,7 @@ class ChannelQueue:
         if message.severity == "SEV0" or message.kind == APPROVAL:
             for item in mine:  # they come before it
                 item.ready_s = now
-        if mine and (newest := max(mine, key=lambda item: item.number)).takes(message):
+        if mine and (newest := max(mine, key=lambda item: item.number)).can_merge(message):
             newest.merge(message, key)
             return None
         self._number += 1

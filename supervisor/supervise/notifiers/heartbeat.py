@@ -169,12 +169,12 @@ class DeadManPing:
         if self._starts:
             self._send(START, self._vitals().text, counts=False)
         while not self._over.is_set():
-            self.look()
+            self.ping_if_due()
             self._over.wait(self._look_s)
         kind = PING if self._exit_code in GOOD_CODES else FAIL
         self._send(kind, f"{self._vitals().text}; exit code {self._exit_code}")
 
-    def look(self) -> None:
+    def ping_if_due(self) -> None:
         """Send what is due now."""
         vitals = self._vitals()
         stalled_s = self._now() - vitals.progress_ns / 1e9

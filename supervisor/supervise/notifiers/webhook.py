@@ -154,7 +154,7 @@ class MessageData(Struct, frozen=True):
     audit_head: str
 
     @classmethod
-    def shortened(cls, message: Message, share: float) -> MessageData:
+    def shorten(cls, message: Message, share: float) -> MessageData:
         """Return a message with texts of this share of their limits."""
 
         def cut(text: str, limit: int) -> str:
@@ -206,7 +206,7 @@ def build_webhook_body(message: Message) -> bytes:
     event = f"supervise.{'incident' if message.incident else 'run'}.{message.kind}"
 
     def payload(share: float) -> Any:
-        data = MessageData.shortened(message, share)
+        data = MessageData.shorten(message, share)
         return to_builtins(WebhookMessage("supervise/message/v1", event, message.at, data))
 
     return fit_payload(payload, MAX_BYTES)

@@ -556,7 +556,7 @@ def status_of(incident: Sequence[Record]) -> Status:
     return status
 
 
-def is_still_out(rejoined: Rejoined) -> bool:
+def is_loss_still_out(rejoined: Rejoined) -> bool:
     """Return whether the newest losses are clearly out of the band, or not finite."""
     residual, width = rejoined.residual, rejoined.band
     if not isinstance(residual, float) or not isinstance(width, float):
@@ -575,7 +575,7 @@ def _status_of_end(closed: decisions.IncidentClosed, *, stopped: bool) -> Status
     if closed.returncode:
         return Status.DOWN
     rejoined = None if closed.spike is None else closed.spike.questions.rejoined
-    is_ill = rejoined is not None and rejoined.excursion and is_still_out(rejoined)
+    is_ill = rejoined is not None and rejoined.excursion and is_loss_still_out(rejoined)
     is_ill = is_ill and closed.spike is not None and not closed.spike.no_objective
     return Status.UNRECOVERED if is_ill else Status.JOB_ENDED
 

@@ -226,9 +226,9 @@ class IncidentIndex:
         self._muted: dict[str, list[Record]] = {}
         self._firings: dict[str | None, Record] = {}  # the newest of each rule
         for record in records:
-            self.take(record)
+            self.add_record(record)
 
-    def take(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         """Take the next record."""
         made = record.decision
         if record.incident:
@@ -245,7 +245,7 @@ class IncidentIndex:
         if is_failure or record.kind == "run_start" or isinstance(made, HISTORY):
             self.history.append(record)
 
-    def own_records(self, incident: str) -> list[Record]:
+    def records_of_incident(self, incident: str) -> list[Record]:
         """Return the records that name an incident, oldest first."""
         return self._own[incident]
 

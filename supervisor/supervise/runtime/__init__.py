@@ -15,13 +15,13 @@ __getattr__ = lazy_exports(
         "adoption": "Adoption",
         "controller": "Control",
         "environment": (
-            "child_environment, explain_shortage, forecast_tier, inner_restarts, "
+            "child_environment, explain_ulimit_shortage, forecast_tier, inner_restarts, "
             "lock_run_directory, make_environment, mark_directory_owner, remove_environment, "
             "sweep_environments"
         ),
         "evidence": "Evidence",
         "fencing": (
-            "Answer, Lease, PendingCommand, Standing, agree_on_step, common_step, "
+            "Answer, PauseLease, PendingCommand, Standing, agree_on_step, common_step, "
             "find_step_mismatch"
         ),
         "frame_enrichment": "FrameEnricher",
@@ -31,7 +31,7 @@ __getattr__ = lazy_exports(
             "read_git_facts, run_tool"
         ),
         "identity": "Identity, IdentityCollector, compare_identities, describe_differences",
-        "idleness": "Looks, Phases, watch_movement",
+        "idleness": "Looks, Phases, explain_movement",
         "late_messages": "Courier, UNDELIVERED_FILE, read_undelivered, write_undelivered",
         "launcher": "Launch, Launcher, first_environment, probe_config",
         "logs": "JobOutput, LogFiles, SupervisorLog",

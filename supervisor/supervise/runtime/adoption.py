@@ -183,14 +183,14 @@ class Adoption:
     control: Control
     segments: Segments
 
-    def begin(self, enricher: FrameEnricher, outbox: Outbox) -> list[Event]:
+    def take_over(self, enricher: FrameEnricher, outbox: Outbox) -> list[Event]:
         """Take over; return what the segments have had to say since, to be judged now."""
         past, processor = self.past, self.processor
         processor.resume(past)
         for announced in past.announced.values():
             enricher.recall(announced)
         for number, at_ns, decision in past.unwritten:
-            self.recorder.decision(decision, number, at_ns)
+            self.recorder.record_decision(decision, number, at_ns)
         repeated = self._repeat(outbox)
         events = self.segments.poll()
         alive = self.control.process.returncode is None
@@ -270,6 +270,6 @@ class Adoption:
         # What follows it waits for what the job has said since: a pause may have ended by itself.
         while answered and run.intent.action_id == action["id"] and time.monotonic() < until:
             events += self.segments.poll()  # and acks: ranks may stand at a fence
-            self.control.pump(system.monotonic_ns())
+            self.control.run_pending_work(system.monotonic_ns())
             self.processor.collect_results()
             time.sleep(0.005)

@@ -2,7 +2,7 @@
 
 Two threads meet here, and the segments belong to one of them. Actions run on the performer's
 thread, which may wait; the segments are polled by the main loop, which may not. So an action puts
-work into a queue and waits for its answers; the main loop calls `pump` after every
+work into a queue and waits for its answers; the main loop calls `run_pending_work` after every
 `segments.poll()`, which does the queued work (sending commands), files the acks that the poll read,
 and wakes the waiting thread. Never call `command`, `snapshot`, `stop` or `relaunch` from the main
 loop: they would wait for themselves. While the job is paused, a third thread renews the pause.
@@ -12,8 +12,8 @@ comes behind a fence, see `fencing`, and one that only reads goes to the next st
 can end together. Its key makes it idempotent: the probe answers a known key with the same ack. All
 ranks must answer within the deadline; when only some did, the ranks may differ, and the error says
 so. The end of the job ends every wait at once. A command cannot be recalled: an answer after its
-deadline is reported by `late`, since it took effect. Of a quarantine the next generation is on disk
-before any rank is asked to read it.
+deadline is reported by `late_answers`, since it took effect. Of a quarantine the next generation is
+on disk before any rank is asked to read it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .evidence import BundleSummary
 from .fencing import (
     NONE,
     TRIP_S,
-    Lease,
+    PauseLease,
     PendingCommand,
     Standing,
     carry_out,
@@ -134,12 +134,12 @@ class Control:
 
     Args:
         process: the running job.
-        segments: its ranks; touched inside `pump` only, but for what is for any thread.
+        segments: its ranks; touched inside `run_pending_work` only, but for what is for any thread.
         collect: `(control, incident, key, deadline_s) -> bundle`, makes the evidence bundle.
         relaunch: `(control, args, key, deadline_s) -> result`, starts the job again.
         manifest: of the quarantine; None: this run keeps none.
         lease: renews pauses.
-        wake: lets the main loop come to `pump` at once.
+        wake: lets the main loop come to `run_pending_work` at once.
 
     Attributes:
         process: the job's, the newest if it was started again; changed by `replace` only.
@@ -157,7 +157,7 @@ class Control:
         collect: Collect,
         relaunch: Relaunch,
         manifest: Quarantine | None = None,
-        lease: Lease | None = None,
+        lease: PauseLease | None = None,
         wake: Callable[[], None] = lambda: None,
         looks: Looks | None = None,
     ) -> None:
@@ -177,12 +177,14 @@ class Control:
         self._overdue: dict[str, str] = {}  # key -> verb of commands that were given up
         self._late: deque[str] = deque()
         self._earlier_acks: dict[tuple[int, str], Ack] = {}  # answers to a supervisor before us
-        self._lease = lease or Lease()
+        self._lease = lease or PauseLease()
         self._wake, self.looks = wake, looks or Looks()
 
     # ── the main loop's side ─────────────────────────────────────────────────────────────────────
 
-    def pump(self, now_ns: int, *, withdrawn: str = "", standstill: bool = False) -> None:
+    def run_pending_work(
+        self, now_ns: int, *, withdrawn: str = "", standstill: bool = False
+    ) -> None:
         """File acks, and send what is queued. Call after every `segments.poll()`.
 
         In that order: who looks in two rounds where a rank is, has what it answered by the first.
@@ -191,7 +193,7 @@ class Control:
         self._lease.beat(now_ns, self._segments.ranks.values())
         self._count_ranks()
         self.file_acks()
-        self.send_letters(withdrawn)
+        self.send_commands(withdrawn)
         for _ in range(len(self._work)):  # what that adds waits for the next round
             self._work.popleft()()
 
@@ -205,17 +207,17 @@ class Control:
                 self._wakeup.notify_all()
 
     @property
-    def has_letters(self) -> bool:
+    def has_unsent_commands(self) -> bool:
         """Whether orders wait to be sent."""
         return bool(self._letters)
 
-    def send_letters(self, withdrawn: str) -> None:
+    def send_commands(self, withdrawal_reason: str) -> None:
         """Send what is queued. Call it also between events: each step until then may be lost.
 
         Args:
-            withdrawn: why the action under way is to ask nothing more of the job, by now.
+            withdrawal_reason: why the action under way is to ask nothing more of the job, by now.
         """
-        self.withdrawn = withdrawn
+        self.withdrawn = withdrawal_reason
         while self._letters:
             self._letters.popleft()()
 
@@ -253,7 +255,7 @@ class Control:
         self._count_ranks()
         if paused_until_ns is not None:
             self._lease.beat(time.monotonic_ns(), self._segments.ranks.values())
-            self._lease.hold(paused_until_ns)
+            self._lease.start_renewing(paused_until_ns)
         for rank, segment in self._segments.ranks.items():
             self._earlier_acks |= {(rank, ack.key): ack for ack in segment.acks()}
 
@@ -284,7 +286,7 @@ class Control:
                 verb = self._overdue[ack.key]
                 self._late.append(f"{verb} by rank {rank} after its deadline {outcome}")
 
-    def late(self) -> list[str]:
+    def late_answers(self) -> list[str]:
         """Return a sentence for each answer that came after its command was given up, once."""
         return [self._late.popleft() for _ in range(len(self._late))]
 
@@ -388,7 +390,7 @@ class Control:
         return self.on_loop(self._look, LOOP_S)
 
     def forget(self, pending: PendingCommand) -> None:
-        """Wait no longer for `asked`; an answer that still comes is reported by `late`."""
+        """Wait no longer for `asked`; an answer that still comes is reported by `late_answers`."""
         with self._wakeup:
             self._open.remove(pending)
             if pending.verb not in ("fence", "outcome") and set(pending.sent or {}) - set(
@@ -469,7 +471,7 @@ class Control:
                 answer = max(ordered, key=lambda ack: ack.result.read(Outcome).loss_ratio(before))
             result = answer.result.extended(ranks=len(answers), ack_step=answer.step)
         if verb == "pause":
-            self._lease.hold(time.monotonic_ns() + int(pause_s * 1e9))
+            self._lease.start_renewing(time.monotonic_ns() + int(pause_s * 1e9))
         return result
 
     def snapshot(self, incident: str, *, key: str, deadline_s: float) -> Payload:
@@ -495,7 +497,7 @@ class Control:
 
     def release_signals(self) -> None:
         """Let a signal that comes to the job do what it does by default."""
-        self._segments.keep_signals(0)
+        self._segments.defer_job_signals(0)
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes of the job."""

@@ -41,7 +41,7 @@ FILES = 12  # that must be left to open: log, journal, pipes, evidence; project 
 MEMORY_BYTES = 512 << 20
 
 
-def explain_shortage() -> str | None:
+def explain_ulimit_shortage() -> str | None:
     """Return which limit is too small and how to raise it, None where none is."""
     files, memory = (
         resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)

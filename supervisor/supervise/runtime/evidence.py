@@ -243,7 +243,7 @@ class Evidence:
         bundle = Bundle(temporary, deadline_s, self._redactor)
         try:
             self._fill(bundle, job, incident, key)
-            bundle.seal(incident, key)
+            bundle.write_manifest(incident, key)
             manifest = temporary.rename(home / f"snapshot-{number}")
         except OSError as error:
             raise _unwritable(home, error) from error
@@ -493,7 +493,7 @@ class Bundle:
         except ValueError:  # not JSON
             self.text(name, text)
 
-    def seal(self, incident: str, key: str) -> None:
+    def write_manifest(self, incident: str, key: str) -> None:
         """Write the manifest of all files."""
         rows = [
             {"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)}

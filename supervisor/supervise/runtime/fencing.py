@@ -219,7 +219,7 @@ PATIENCE_S = 60.0  # a disk may freeze for half a minute, and the pause stays; p
 PER_LEASE = 3  # renewals: two may come late
 
 
-class Lease:
+class PauseLease:
     """Renews a pause. `beat` is for the main loop's thread, the others for any.
 
     Args:
@@ -243,7 +243,7 @@ class Lease:
         """The main loop comes round, and these are the job."""
         self._beat_ns, self._ranks = now_ns, tuple(ranks)
 
-    def hold(self, until_ns: int) -> None:
+    def start_renewing(self, until_ns: int) -> None:
         """Renew from now on, up to `until_ns` (CLOCK_MONOTONIC) at most."""
         self.end()
         ended = self._ended = threading.Event()
@@ -327,7 +327,7 @@ def carry_out(
     expected = job.expect(verb, key)  # before anybody can answer
     fence = Fence(job, directory, verb, args, key, until, expected)
     try:
-        step = fence.settle()
+        step = fence.settle_step()
         left_s = max(OUTCOME_S, until - time.monotonic())
         return _outcome(job, expected, step, left_s)
     finally:
@@ -363,7 +363,7 @@ class Fence:
         self._silent: set[int] = set()  # ranks past it that had not answered, at the newest look
         self._is_passed = False  # by a rank that did not hear of it in time
 
-    def settle(self) -> int:
+    def settle_step(self) -> int:
         """Return the step at which all ranks carry it out.
 
         Raises:

@@ -50,7 +50,7 @@ class Foreground:
         self._disk_s = 0.0  # that the loop had waited for the disk when the job ended
         self._cut_short_s: float | None = None
 
-    def attend(self, work: Callable[[], int]) -> tuple[int, bool]:
+    def run_in_thread(self, work: Callable[[], int]) -> tuple[int, bool]:
         """Do `work` on a thread of its own; return the exit code, and whether it was all done.
 
         When the job has ended and the work hangs, it is left behind, and people are told what is
@@ -78,8 +78,8 @@ class Foreground:
             process = self._app.process(self._first)
             pause_s = TERMINAL_S if process.has_terminal else CHECK_S
             woken = wakeup.wait(min(pause_s, self._forwarder.overdue_in_s()), process)
-            self._forwarder.pass_on_overdue()
-            process = self._app.serve(self._first)
+            self._forwarder.forward_overdue()
+            process = self._app.control_job(self._first)
             if woken:
                 self._app.wakeup.set()
             if codes:

@@ -74,7 +74,7 @@ class Ranks:
             joined = {**join_ranks(complete), **self._own.add(complete)}
             if self._replicas:
                 joined |= disagreeing_skips(complete)
-            self._newest = keep_differences(self._newest, joined)
+            self._newest = carry_over_differences(self._newest, joined)
             self._replicas = are_replicas(complete, self._replicas)
             self._open = {k: v for k, v in self._open.items() if k > key}
         while len(self._open) > MAX_OPEN_STEPS:  # a rank fell silent: its steps never come
@@ -185,7 +185,9 @@ def are_replicas(ranks: Sequence[Values], was_same: bool) -> bool:
     return len(set(norms)) == 1
 
 
-def keep_differences(earlier: Mapping[str, float], newest: dict[str, float]) -> dict[str, float]:
+def carry_over_differences(
+    earlier: Mapping[str, float], newest: dict[str, float]
+) -> dict[str, float]:
     """Return the numbers of the newest step, with differences of earlier ones that no frame has.
 
     Where frames come in bursts, several steps are complete before the next frame of the leader.

@@ -87,7 +87,7 @@ class MemoryGrowth:
         level = median(y for _, y in islice(reversed(self._sizes), LEVEL))
         self._highest = max(self._highest, level)
         if len(self._sizes) == WINDOW:
-            self._quick.append(short_window_bound(list(self._sizes), above=self._before[0]))
+            self._quick.append(short_window_rise_bound(list(self._sizes), level=self._before[0]))
         if not self._lowest or at_s - self._lowest[-1][0] >= MINUTE_S:
             self._lowest.append((at_s, size))
         else:
@@ -104,12 +104,12 @@ class MemoryGrowth:
         return max(fast if dangerous else 0.0, slow)
 
 
-def short_window_bound(points: Points, above: float) -> float:
-    """Return the bound of the short window; 0.0 unless its second part is above `above`."""
+def short_window_rise_bound(points: Points, level: float) -> float:
+    """Return the bound of the short window; 0.0 unless its second part is above `level`."""
     levels = [median(y for _, y in part) for part in split_window(points)]
     return (
         least_rise(levels, residual_scatter(points), part_spacing(points))
-        if levels[1] > above
+        if levels[1] > level
         else 0.0
     )
 

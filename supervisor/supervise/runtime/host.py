@@ -83,7 +83,7 @@ class OomCounters:
         """The job is about to be launched: what was counted until now is not its own."""
         self._before = self._read()
 
-    def killed(self) -> str:
+    def describe_kills(self) -> str:
         """Return how many processes were killed since the start, and where; "" for none."""
         now = self._read()
         for counter, total in now.items():

@@ -183,12 +183,12 @@ class IdentityCollector:
             self._code_is_known(CodeVersion(missing=str(error)))
             collection.finish(Identity(missing=f"not collected: {error}"))
 
-    def loaded(self, pid: int) -> None:
+    def on_first_step(self, pid: int) -> None:
         """A process of the job makes steps: its libraries are loaded. Safe to repeat."""
         if self._collection is not None:
             self._collection.load(pid)
 
-    def ended(self, within_s: float) -> None:
+    def finish_reading(self, within_s: float) -> None:
         """The job has ended: wait so long for what is still being read."""
         if self._collection is not None:
             self._collection.load(None)

@@ -52,7 +52,7 @@ class Idle(Protocol):
     def pids(self) -> Mapping[int, int]: ...
 
 
-def watch_movement(job: Idle, within_s: float) -> str:
+def explain_movement(job: Idle, within_s: float) -> str:
     """Watch the job for `within_s` seconds, in `WINDOWS` windows; say why it cannot count as idle.
 
     Returns:
@@ -122,7 +122,7 @@ class Phases:
         self._report_s = LONG_S
         self._stopped: frozenset[int] = frozenset()
 
-    def judge(
+    def adjust_beats(
         self, ranks: Sequence[tuple[int, Beat]], now_ns: int, dead: Collection[int] = ()
     ) -> tuple[tuple[Beat, ...], list[Notice]]:
         """Return the beats as they are to be judged, and what people should know.
@@ -140,7 +140,7 @@ class Phases:
         self._stopped = stopped
         starts = any(beat.phase == STARTUP and beat.rank not in dead for _, beat in ranks)
         alone = bool(dead) and all(beat.rank in dead for _, beat in ranks)
-        works = self.is_working() if starts or alone else False
+        works = self.is_using_resources() if starts or alone else False
         if not starts:
             self._since_ns, self._report_s = None, LONG_S
         else:
@@ -158,7 +158,7 @@ class Phases:
         )
         return beats, [replace(notice, at_ns=now_ns) for notice in notices]
 
-    def is_working(self) -> bool:
+    def is_using_resources(self) -> bool:
         """Return whether the job used CPU, files or a device between the newest two looks at it."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= self._look_s:

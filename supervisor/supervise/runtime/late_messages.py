@@ -82,7 +82,7 @@ class LateMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         text = f"{name}, due {_minute(self.due)}: {outcome}: {message.title}"
         return printable(text)
 
-    def marked(self) -> Message:
+    def mark_late(self) -> Message:
         """Return the message with its lateness: people must not take it for news."""
         message, due = self.message, _minute(self.due)
         late = f"due {due} in run {message.run}, sent {formats.format_age(self.age_s)} later"
@@ -278,7 +278,7 @@ class Flush:
             return None
         late = msgspec.structs.replace(late, attempts=late.attempts + 1)
         try:
-            detail = route.sender.send(late.marked(), key=late.keys[0])
+            detail = route.sender.send(late.mark_late(), key=late.keys[0])
         except NotifyError as error:
             if error.retry_after_s is None:
                 return msgspec.structs.replace(
@@ -341,12 +341,12 @@ class Courier:
     def _run(self) -> None:
         pause_s = PAUSE_S
         try:
-            while self.deliver() and not self._stop.wait(pause_s):
+            while self.deliver_pending() and not self._stop.wait(pause_s):
                 pause_s = min(2 * pause_s, HOUR_S)
         except Exception as error:  # the run goes on; the text might contain an address
             self._print_line(f"supervise: messages of earlier runs: {type(error).__name__}")
 
-    def deliver(self) -> bool:
+    def deliver_pending(self) -> bool:
         """Send what can be sent now; return whether anything remains for another round."""
         delivered: Counter[str] = Counter()
         remains = False

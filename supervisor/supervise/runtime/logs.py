@@ -96,7 +96,7 @@ class LogFiles:
         self._listed_ns = 0
         self._patterns: list[re.Pattern[bytes]] = []
 
-    def launched(self) -> None:
+    def on_launch(self) -> None:
         """The job starts: what is in its logs already is of an earlier one."""
         self._found.clear()
         self._patterns = _patterns(self._classes()) if self._globs else []

@@ -6,7 +6,7 @@ the loop only waits for the job. The loop also tells the checkpoint service wher
 was saved and what is needed.
 
 The loop writes to the disk, which may hang. So it has a thread of its own, and the main thread, see
-`foreground`, does what must not wait: `serve`, and the signals.
+`foreground`, does what must not wait: `control_job`, and the signals.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _with_counters(event: Notice, window: Window) -> Notice:
     return replace(event, data=event.data.extended(counters=by_rank, values=values))
 
 
-def verify_awaited(checkpoints: CheckpointService, processor: EventProcessor) -> None:
+def start_verifying_awaited(checkpoints: CheckpointService, processor: EventProcessor) -> None:
     """Have the checkpoint verified now that a refused relaunch waits for, if one does.
 
     The engine is told when the number of those that it may be changes.
@@ -209,7 +209,7 @@ class FinalVerification:
             evaluator.finish()
             self._began_ns = system.monotonic_ns()
             self._next_ns = self._began_ns + FIRST_NS
-        return evaluator.is_finishing()
+        return evaluator.awaits_newest_evaluation()
 
     def on_relaunch(self) -> None:
         """Evaluate as of a job that runs: an end that a process before it had set is no more."""
@@ -217,19 +217,21 @@ class FinalVerification:
         if self._checkpoints.evaluator is not None:
             self._checkpoints.evaluator.on_relaunch()
 
-    def verify_between(self, process: Process, steps: tuple[int, int], within_s: float) -> None:
+    def start_verifying_candidates(
+        self, process: Process, between_steps: tuple[int, int], limit_s: float
+    ) -> None:
         """Begin with what a relaunch may go back to: between these steps, both exclusive."""
         if process is not self._process:
             self._process = process
-            within_s = min(VERIFY_NOW_S, within_s)
-            self._checkpoints.verify_now(within_s, above=steps[0], below=steps[1])
+            limit_s = min(VERIFY_NOW_S, limit_s)
+            self._checkpoints.verify_now(limit_s, above=between_steps[0], below=between_steps[1])
 
-    def show(self, now_ns: int) -> bool:
+    def show_if_under_way(self, now_ns: int) -> bool:
         """Return whether it is under way; if so, tell people now and then how far it is."""
         under_way, work = self._checkpoints.is_verifying_now, "verified"
         name = self._checkpoints.being_verified() if under_way else ""
         evaluator = self._checkpoints.evaluator if self._evaluated is not None else None
-        if evaluator is not None and not under_way and evaluator.is_finishing():
+        if evaluator is not None and not under_way and evaluator.awaits_newest_evaluation():
             under_way, work = True, "evaluated"
             name = evaluator.current.label if evaluator.current is not None else ""
         if under_way and now_ns >= self._next_ns and name:
@@ -244,7 +246,7 @@ class FinalVerification:
     def show_unevaluated(self, run: Path) -> None:
         """Tell people which checkpoints were not evaluated, and the command for the newest."""
         evaluator = self._checkpoints.evaluator
-        if evaluator is None or not (by_reason := evaluator.unevaluated()):
+        if evaluator is None or not (by_reason := evaluator.list_missing_metrics()):
             return
         total = evaluator.count + sum(map(len, by_reason.values()))
         lists = "; ".join(f"{reason}: {_listed(ids)}" for reason, ids in by_reason.items())
@@ -336,7 +338,7 @@ class App:
         self._segments = Segments(
             settings.shm, settings.run.marks_path, system.monotonic_ns, read_cursor
         )
-        forwarder.keep = self._segments.keep_signals
+        forwarder.keep = self._segments.defer_job_signals
         self._status = StatusWriter(settings, self.processor, recorder, launcher.oom_counters)
         self._checkpoints = checkpoint_service(settings, self.processor)
         self._mechanisms = MechanismMonitor(settings.policy.mechanisms, settings.shm)
@@ -440,7 +442,7 @@ class App:
 
     # ── for the main thread ───────────────────────────────────────────────────────────────────────
 
-    def serve(self, first: Process) -> Process:
+    def control_job(self, first: Process) -> Process:
         """Do job control and collect orphans; return the newest process. Never waits for a disk."""
         # An old tree would take a process that is just being started for an orphan.
         if not self._starting.acquire(blocking=False):
@@ -456,7 +458,7 @@ class App:
         """Return how many events and decisions are not on disk, as far as we know of them."""
         events, decisions = self.processor.unwritten
         is_exit_recorded = self._ended_process is process  # its end is one more event
-        waiting = self._pending_events + self._segments.unread() + self._forwarder.waiting
+        waiting = self._pending_events + self._segments.unread() + self._forwarder.notices_waiting
         return events + waiting + (not is_exit_recorded), decisions
 
     # ── the loop ──────────────────────────────────────────────────────────────────────────────────
@@ -499,7 +501,7 @@ class App:
             self._launcher.record_launch()
             with suppress(RuntimeError, OSError):  # without it a power cut may cost the record
                 Thread(target=run.make_durable, name="sync", daemon=True).start()
-            self._status.started(process.pid)
+            self._status.on_start(process.pid)
             self._on_launch(process, 0)
         self._checkpoints.start()
         self._watch_files(run)
@@ -593,12 +595,12 @@ class App:
             self._process(
                 [Notice(system.monotonic_ns(), withdrawal.ENDED, "the job is not paused")]
             )
-        control.pump(
+        control.run_pending_work(
             system.monotonic_ns(),
             withdrawn=self._withdrawn(),
             standstill=withdrawal.answers_stall(processor.state),
         )
-        for sentence in (*control.late(), *self._hardware.troubles()):
+        for sentence in (*control.late_answers(), *self._hardware.troubles()):
             processor.process(Notice(system.monotonic_ns(), "note", sentence))
         for event in self._checkpoints.poll():
             processor.process(event)
@@ -606,8 +608,8 @@ class App:
         for command in self._inbox.poll():
             processor.take_command(command)
         processor.collect_results()
-        self._segments.retain_before(
-            action_planning.retained_savepoint_step(processor.policy, processor.state),
+        self._segments.retain_savepoint_before(
+            action_planning.savepoint_retention_bound(processor.policy, processor.state),
             system.monotonic_ns(),
         )
         return event_count
@@ -631,8 +633,8 @@ class App:
             self._preemptor.observe(event)
             if self.control and isinstance(event, Notice) and event.kind == withdrawal.ENDED:
                 self.control.on_pause_ended()
-            if sends and self.control and self.control.has_letters:
-                self.control.send_letters(self._withdrawn())
+            if sends and self.control and self.control.has_unsent_commands:
+                self.control.send_commands(self._withdrawn())
         self.processor.flush()
         forward_saves(self._checkpoints, events, self.processor)
 
@@ -666,23 +668,23 @@ class App:
         beats = []
         for segment in self._segments.ranks.values():
             with suppress(SegmentError):  # the next poll tells it, once
-                segment.stamp(now_ns)
+                segment.write_heartbeat(now_ns)
                 beats.append((segment.pid, segment.beat()))
         # Failures are forgotten when a rank comes in their place.
-        self._status.check_probe(now_ns, self._phases.is_working)
+        self._status.check_probe(now_ns, self._phases.is_using_resources)
         # The silence of a job that has ended means nothing.
-        if not self._last_look.show(now_ns):
+        if not self._last_look.show_if_under_way(now_ns):
             lives = control.process.returncode is None
             dead = self._segments.dead_ranks() if lives else ()
-            beat_events, notices = self._phases.judge(beats, now_ns, dead)
+            beat_events, notices = self._phases.adjust_beats(beats, now_ns, dead)
             for notice in notices:
                 processor.process(notice)
             self._enricher.on_beats(beat_events, processor.state.job.failures, now_ns)
             processor.process(Tick(now_ns, beat_events))
         for event in self._mechanisms.poll(now_ns):
             processor.process(event)
-        self._preemptor.run_second(control)
-        verify_awaited(self._checkpoints, processor)
+        self._preemptor.run_every_second(control)
+        start_verifying_awaited(self._checkpoints, processor)
         dense = rule_scope.needs_dense_sampling(processor.policy, processor.state)
         changed = self._segments.sample_densely(dense, now_ns)
         if changed is not None:
@@ -695,7 +697,7 @@ class App:
     def _on_launch(self, process: Process, attempt: int) -> None:
         """The job is this process from now on."""
         now_ns = system.monotonic_ns()
-        self._status.launched(now_ns)
+        self._status.on_launch(now_ns)
         self._suspended_ns = 0
         self.processor.names.clear()
         self.processor.process(Launched(now_ns, process.pid, attempt))
@@ -707,9 +709,9 @@ class App:
             past, self.settings.run, self.processor, self.recorder, self.control, self._segments
         )
         if past.launched is not None:
-            self._status.launched(past.launched.at_ns, reported=past.blind)
+            self._status.on_launch(past.launched.at_ns, reported=past.blind)
             self._ended_process = process if past.exited else None
-        events = adoption.begin(self._enricher, outbox)
+        events = adoption.take_over(self._enricher, outbox)
         if past.launched is None:
             self._on_launch(process, 0)
         resume_checkpoint_service(self._checkpoints, past)
@@ -723,10 +725,10 @@ class App:
         assert self.control is not None
         steps = self.processor.candidate_steps()
         if steps is not None:
-            self._last_look.verify_between(self.control.process, steps, within_s)
+            self._last_look.start_verifying_candidates(self.control.process, steps, within_s)
         return steps is not None
 
-    def choose(self) -> Payload:
+    def choose_relaunch_checkpoint(self) -> Payload:
         """Let the engine choose the checkpoint; return the arguments of the relaunch under way."""
         self._read_to_end()
         for event in self._checkpoints.poll():
@@ -771,7 +773,7 @@ class App:
         """Tell the end of a process that was read to its end."""
         self._ended_process = process
         now_ns = system.monotonic_ns()
-        self._status.ended(process.pid, process.returncode or 0, now_ns, self._segments.ends())
+        self._status.on_exit(process.pid, process.returncode or 0, now_ns, self._segments.ends())
         if process.interrupted:
             self.processor.process(ctrl_c_notice(now_ns))
         if process.unknown:

@@ -89,7 +89,7 @@ class Preemptor:
             self._reports.append(event)
         self._has_saved |= event.kind == "checkpoint-saved"
         if event.kind == "signal-kept" and self._processor.performing not in ENDING:
-            self._forwarder.on_retained(str(event.data.get("signal")))
+            self._forwarder.on_signal_kept_by_probe(str(event.data.get("signal")))
         if event.kind == "signal" and self._is_lost(event.data):
             self._report_failure(str(event.data["signal"]), self._refusal)
 
@@ -99,7 +99,7 @@ class Preemptor:
         was_held = self._processor.policy.job.preemption is not None and data["signal"] in HOLDABLE
         return was_held and passed and bool(self._refusal)
 
-    def run_second(self, job: Control) -> None:
+    def run_every_second(self, job: Control) -> None:
         """Once a second: offer to hold signals, and look at the clock and the drain file."""
         terms = self._processor.policy.job.preemption
         if terms is None:
@@ -132,14 +132,14 @@ class Preemptor:
         request = self._forwarder.request
         if request is not None:
             if ended:
-                self._forwarder.settle("the job ended first")
+                self._forwarder.settle_request("the job ended first")
             else:
                 self._follow(job, *request[1:])
         elif self._is_active and (self._processor.performing in ENDING or job.paused):
             self._forwarder.withdraw()
         elif self._is_active and self._has_saved and self._refusal:  # the first makes more possible
             self._offer(job, self._processor.policy.job.preemption or Preempt())
-        for settled in self._forwarder.settled():
+        for settled in self._forwarder.take_settled_requests():
             self._drop(job)
             self._conclude(settled)
 
@@ -149,7 +149,7 @@ class Preemptor:
         if self._refusal:
             self._forwarder.withdraw()
         else:
-            self._forwarder.offer(terms.grace_s, OFFER_S, self._kept_signals(job))
+            self._forwarder.hold_signals_for(terms.grace_s, OFFER_S, self._kept_signals(job))
 
     def _kept_signals(self, job: Control) -> list[str]:
         """Return what the probe has taken in the process that signals are passed on to."""
@@ -176,7 +176,7 @@ class Preemptor:
             self._next_order_s = time.monotonic() + RETRY_S
             self._drop(job)
         else:
-            self._forwarder.settle(outcome)
+            self._forwarder.settle_request(outcome)
 
     def _order(self, job: Control, deadline_s: float) -> None:
         self._orders += 1

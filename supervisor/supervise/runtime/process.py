@@ -55,7 +55,7 @@ from .process_tree import (
     process_group,
     start_ticks,
     stat_fields,
-    stop_ourselves,
+    suspend_process_group,
 )
 from .segment_reader import RankView
 
@@ -366,7 +366,7 @@ class Process:
         if self._terminal is not None:
             self._terminal.take_back(self._foreground_group())
 
-    def continued(self) -> None:
+    def on_continued(self) -> None:
         """We were continued (`fg` or `bg`): hand the terminal on and continue the job."""
         self._continues += 1
         if self._terminal is not None and self.returncode is None:
@@ -416,11 +416,11 @@ class Process:
             terminal.take_back(self._foreground_group())
             with self._lock:
                 since, continues = time.monotonic_ns(), self._continues
-                stop_ourselves(signum)
+                suspend_process_group(signum)
                 self.suspended_ns += time.monotonic_ns() - since
             if self._continues != continues:
                 return  # the handler of SIGCONT did it; once more could undo the next Ctrl-Z
-        self.continued()
+        self.on_continued()
 
 
 def _children() -> Iterable[int]:

@@ -243,7 +243,7 @@ class Terminal:
         return True
 
 
-def stop_ourselves(signum: int) -> None:
+def suspend_process_group(signum: int) -> None:
     """Stop our whole process group as the terminal would have; returns when it is continued.
 
     In an orphaned process group, where no shell could continue us, the kernel discards the signal

@@ -212,7 +212,7 @@ class EventProcessor:
         self.names.update(past.names)
         self.window.extend(past.window)
         for names, frame in past.window:
-            self.training.take(names, frame)
+            self.training.add_frame(names, frame)
         if past.state.incident is not None:
             self.incident_files.resume()
 
@@ -229,7 +229,7 @@ class EventProcessor:
         self.mark_progress()
         self._unwritten = (1, 0)
         event = self._redactor.event(event)
-        number = self.recorder.event(event, more=more)
+        number = self.recorder.record_event(event, more_follow=more)
         self._unwritten = (0, 0)
         if isinstance(event, Announced):
             self.names[event.rank] = event.names
@@ -237,12 +237,12 @@ class EventProcessor:
             names = self.names.get(event.rank, ())
             self.incident_files.on_frame(event, names)
             self.window.append((names, event))
-            self.views.make(PROGRESS, self.training.take, names, event)
+            self.views.make(PROGRESS, self.training.add_frame, names, event)
         self.state, decisions = engine.step(self._judging_policy(), self.state, event)
         numbers: list[int | None] = []
         for new_decision in decisions:
             self._unwritten = (0, len(decisions) - len(numbers))
-            numbers.append(self.recorder.decision(new_decision, number, event.at_ns))
+            numbers.append(self.recorder.record_decision(new_decision, number, event.at_ns))
         self._unwritten = (0, 0)
         if self._metrics is not None:
             names = self.names.get(event.rank, ()) if isinstance(event, Frame) else ()
@@ -310,7 +310,7 @@ class EventProcessor:
         self.views.make("message of the end", self._post_unwatched, outbox)
         about = {"what": job_lifecycle.UNPROTECTED, "traceback": trace}
         self.recorder.note("note", self.state.step, f"not watched any more: {self.lost_to}", about)
-        self.recorder.failed(StoreError(self.lost_to), "nothing is watched any more")
+        self.recorder.record_failure(StoreError(self.lost_to), "nothing is watched any more")
         self.views.make("status", end_protection, self._run, self.lost_to)
 
     def _post_unwatched(self, outbox: Outbox) -> None:

@@ -54,7 +54,7 @@ from ..store.run_directory import RunDir
 from .controller import Control
 from .hardware import Hardware
 from .host import HealthGate, Start
-from .idleness import watch_movement
+from .idleness import explain_movement
 from .launcher import UNFIT, Launch
 from .process import LOOP_S, halt_job
 
@@ -152,7 +152,7 @@ class Loop(Protocol):
         """Let the guard verify at once what the relaunch may go back to; False: it is settled."""
         ...
 
-    def choose(self) -> Payload:
+    def choose_relaunch_checkpoint(self) -> Payload:
         """Let the engine choose among what is verified by now; return the order's arguments."""
         ...
 
@@ -192,7 +192,7 @@ class Relauncher:
         if marks.how is None:
             order = args.parse(RelaunchArgs)
             prepared = order.checkpoint
-            self._carefully(lambda: self.guard.prepare(prepared))
+            self._carefully(lambda: self.guard.prepare_restore(prepared))
             if job.process.returncode is None:
                 self._check_host(job, prepared, until - STOP_S, alive=True)
                 if works := self._movement(job, order.if_idle_s):
@@ -216,7 +216,7 @@ class Relauncher:
 
     def _movement(self, job: Control, idle_s: float) -> str:
         """Return why a job that lives cannot count as idle, "" where it can or need not."""
-        works = watch_movement(job, idle_s) if idle_s else ""
+        works = explain_movement(job, idle_s) if idle_s else ""
         return works if job.process.returncode is None else ""
 
     def _check_host(
@@ -263,7 +263,7 @@ class Relauncher:
                 raise ActionError(str(newest_error), hint=newest_error.hint) from newest_error
             try:
                 if name != prepared:
-                    self.guard.prepare(name)
+                    self.guard.prepare_restore(name)
                 back = self.guard.restore(name)
             except SuperviseError as error:
                 failed[name], prepared = error, ""  # the guard forgets what was prepared before
@@ -302,7 +302,7 @@ class Relauncher:
             return order
         while self.guard.is_verifying_now and time.monotonic() < latest(order):
             time.sleep(LOOK_S)
-        args = in_time(lambda _: self.loop.choose())
+        args = in_time(lambda _: self.loop.choose_relaunch_checkpoint())
         return args if time.monotonic() < latest(args) else order
 
     def _start(self, job: Control, name: str, marks: Marks, until: float) -> Marks:

@@ -1,8 +1,8 @@
 """Reads one rank's segment and turns it into events; sends it commands.
 
-Reading changes nothing in the file, so any number of readers may look at once; `stamp`, `lease`,
-`sample_densely`, `spare` and `send` write, and only the supervisor calls them. The file is read
-with `pread` and never mapped: one that is truncated meanwhile is a short read, where a mapping
+Reading changes nothing in the file, so any number of readers may look at once; `write_heartbeat`,
+`lease`, `sample_densely`, `spare` and `send` write, and only the supervisor calls them. The file is
+read with `pread` and never mapped: one that is truncated meanwhile is a short read, where a mapping
 would be SIGBUS and the end of the supervisor.
 
 Checksums detect damage by chance. Data with a good checksum and no sense comes from a broken probe,
@@ -149,7 +149,7 @@ def valid_returncode(value: Any) -> int | None:
     return value if type(value) is int and -MAX_CODE < value < MAX_CODE else None
 
 
-def is_letter(value: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
+def is_mailbox_message(value: Any, shape: Mapping[str, Any]) -> TypeGuard[dict[str, Any]]:
     """Return whether a letter has that shape, `ACK` or `NOTICE`, and can be kept and shown."""
     if not isinstance(value, dict) or value.keys() != shape.keys():
         return False
@@ -579,7 +579,7 @@ class Segment:
         self._sent += 1
         self._file.write(wire.COMMANDS_HEAD_AT, self._sent.to_bytes(8, "little"))
 
-    def stamp(self, now_ns: int) -> None:
+    def write_heartbeat(self, now_ns: int) -> None:
         """Tell the probe that the supervisor lives.
 
         Raises:
@@ -603,7 +603,7 @@ class Segment:
         """
         self._file.write_checked(wire.TIGHT_AT, until_ns)
 
-    def keep_signals(self, until_ns: int) -> None:
+    def defer_job_signals(self, until_ns: int) -> None:
         """Let signals that come to the job itself wait until `until_ns` (CLOCK_MONOTONIC).
 
         Raises:
@@ -611,7 +611,7 @@ class Segment:
         """
         self._file.write_checked(wire.KEEP_AT, until_ns)
 
-    def retain_before(self, before_step: int, until_ns: int) -> None:
+    def retain_savepoint_before(self, before_step: int, until_ns: int) -> None:
         """Let the newest savepoint before that step (0: none) stay until `until_ns`.
 
         Raises:
@@ -649,7 +649,7 @@ class Segment:
             raise self._file.fault("has frames, but its table of names is damaged")
         if self._odd is not None:  # what came before it is told first
             raise self._file.fault(f"has a frame that is out of range: {self._odd}", FAULTY_HINT)
-        slots, self._held = self._held + self._frames.take(head, limit), []
+        slots, self._held = self._held + self._frames.read_until(head, limit), []
         for index, (seq, lost, slot) in enumerate(slots):
             if max(seq, lost) >= MAX_STEP:
                 self._odd = f"number {seq + lost}"
@@ -681,14 +681,14 @@ class Segment:
         """Return notices, each with the number of frames published before it; keep the acks."""
         numbered: list[tuple[int, Event]] = []
         bad, newest = 0, 0
-        for number, lost, raw in self._letters.take(head, wire.LETTER_SLOTS):
+        for number, lost, raw in self._letters.read_until(head, wire.LETTER_SLOTS):
             letter = parse_json(raw) if raw is not None else None
-            if is_letter(letter, ACK):
+            if is_mailbox_message(letter, ACK):
                 key, result = letter.pop("ack"), Payload(letter.pop("result"))
                 self._acks.append(Ack(key=key, result=result, **letter))
             elif number + (lost or 1) <= self._reported:
                 continue
-            elif is_letter(letter, NOTICE):
+            elif is_mailbox_message(letter, NOTICE):
                 frame, kind = letter.pop("frame"), letter.pop("notice")
                 numbered.append((frame, self._notice(number, kind=kind, **letter)))
             else:

@@ -51,7 +51,7 @@ class ReadCursor:
     silent: set[int] = field(default_factory=set)
     failures: set[str] = field(default_factory=set)
 
-    def take(self, event: Event) -> None:
+    def advance_past(self, event: Event) -> None:
         """Take the next event of the journal."""
         if isinstance(event, Frame):
             self._count(event.rank, 1)
@@ -174,13 +174,13 @@ class Segments:
             return "samples are taken more densely while there is an incident"
         return f"samples are taken as usual again, {_TIGHT_NS // 10**9} seconds from now"
 
-    def keep_signals(self, until_ns: int) -> None:
+    def defer_job_signals(self, until_ns: int) -> None:
         """Let signals that come to the job itself wait until then; 0: none. For any thread."""
         for segment in list(self.ranks.values()):
             with suppress(SegmentError):  # the poll tells of a broken segment
-                segment.keep_signals(until_ns)
+                segment.defer_job_signals(until_ns)
 
-    def retain_before(self, before_step: int, now_ns: int) -> None:
+    def retain_savepoint_before(self, before_step: int, now_ns: int) -> None:
         """Let the newest savepoint of a step before that stay; 0: none. Call it every round.
 
         Steps may be short: a change is written at once, the same wish once a second.
@@ -191,7 +191,7 @@ class Segments:
         self._retained = (before_step, now_ns)
         for segment in self.ranks.values():
             with suppress(SegmentError):  # the poll tells of a broken segment
-                segment.retain_before(before_step, now_ns + _RETAIN_NS)
+                segment.retain_savepoint_before(before_step, now_ns + _RETAIN_NS)
 
     def forget(self) -> None:
         """Remove the segments of processes that are dead; what they wrote was read.

@@ -128,7 +128,7 @@ class RecoveredRun:
         return past
 
     def _see(self, event: Event) -> None:
-        self.taken.take(event)
+        self.taken.advance_past(event)
         if isinstance(event, Frame):
             self.window.append((self.names.get(event.rank, ()), event))
         elif isinstance(event, Announced):

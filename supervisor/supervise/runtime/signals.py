@@ -185,16 +185,18 @@ class SignalForwarder:
         with self._lock:
             self._process = None
             self._own, self._has_passed, self._kill_again_ns = frozenset(), False, 0
-            held_signals = self._preemption.restart(time.monotonic())
+            held_signals = self._preemption.reset_and_release_signals(time.monotonic())
             self._early += [(signal.Signals[name], False) for name in held_signals]
 
     # ── signals that wait for a checkpoint ────────────────────────────────────────────────────────
 
     def allow_holding(self) -> None:
-        """The main thread calls `pass_on_overdue` in time from now on."""
+        """The main thread calls `forward_overdue` in time from now on."""
         self._may_hold = True
 
-    def offer(self, grace_s: float, for_s: float, own_handlers: Collection[str] = ()) -> None:
+    def hold_signals_for(
+        self, grace_s: float, for_s: float, own_handlers: Collection[str] = ()
+    ) -> None:
         """Hold what comes within the next `for_s` seconds, each for at most `grace_s`.
 
         Args:
@@ -215,7 +217,7 @@ class SignalForwarder:
             self._preemption.withdraw()
             self.keep(0)
 
-    def on_retained(self, name: str) -> None:
+    def on_signal_kept_by_probe(self, name: str) -> None:
         """The probe kept a signal that came to the job itself; perhaps to nobody else."""
         signum = next((candidate for candidate in FORWARDED if candidate.name == name), None)
         with self._lock:
@@ -243,16 +245,16 @@ class SignalForwarder:
             held_signals = self._preemption.holds
             return None if request is None else (request.cause, request.deadline_s, held_signals)
 
-    def settle(self, refusal: str = "") -> None:
+    def settle_request(self, refusal: str = "") -> None:
         """Pass on what waits: the checkpoint is there, or will not be, because of `refusal`."""
         with self._lock:  # not while it is passed on: that waits for other locks
             held_signals, process = (
-                self._preemption.settle(time.monotonic(), refusal),
+                self._preemption.settle_and_release_signals(time.monotonic(), refusal),
                 self._process,
             )
         self._pass_on(process, held_signals)
 
-    def pass_on_overdue(self) -> None:
+    def forward_overdue(self) -> None:
         """Pass on what has waited for its whole grace."""
         with self._lock:
             held_signals, process = self._preemption.expire(time.monotonic()), self._process
@@ -263,7 +265,7 @@ class SignalForwarder:
         request = self.request
         return math.inf if request is None else max(0.0, request[1] - time.monotonic())
 
-    def settled(self) -> list[Settled]:
+    def take_settled_requests(self) -> list[Settled]:
         """Return the requests that ended since the last call, oldest first."""
         with self._lock:
             settled = list(self._preemption.settled)
@@ -310,7 +312,7 @@ class SignalForwarder:
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     @property
-    def waiting(self) -> int:
+    def notices_waiting(self) -> int:
         """How many signals `notices` would return."""
         return len(self._notices)
 
@@ -388,7 +390,7 @@ class SignalForwarder:
 
     def _forward(self, process: Process, signum: int, *, kill: bool) -> None:
         if signum == signal.SIGCONT:
-            process.continued()
+            process.on_continued()
             return
         if kill:
             if time.monotonic_ns() >= self._kill_again_ns:

@@ -255,9 +255,9 @@ def read_last_status(run: RunDir, segments: Iterator[Sequence[Event]]) -> Status
             if isinstance(event, Announced):
                 names[event.rank] = event.names
             elif isinstance(event, Frame) and (event.attempt, event.step) > start:
-                progress.take(names.get(event.rank, ()), event)
+                progress.add_frame(names.get(event.rank, ()), event)
                 newest = max(newest, (event.attempt, event.step))
-    training = progress.bring_forward(status.training)
+    training = progress.add_newest_loss(status.training)
     return msgspec.structs.replace(status, attempt=newest[0], step=newest[1], training=training)
 
 
@@ -648,7 +648,7 @@ class TrainingProgress:
             self._curve.steps = list(before.curve.steps)
             self._curve.losses = list(before.curve.loss)
 
-    def take(self, names: Sequence[str], frame: Frame) -> None:
+    def add_frame(self, names: Sequence[str], frame: Frame) -> None:
         """Take a frame and the names of its values."""
         if frame.attempt < self._attempt:
             return
@@ -679,7 +679,7 @@ class TrainingProgress:
             if self._loss is not None and self._loss[1] == names[column]:
                 return  # absent in this step: another metric would bend the curve
 
-    def bring_forward(self, before: Training) -> Training:
+    def add_newest_loss(self, before: Training) -> Training:
         """Return the progress so far with the newest loss and curve."""
         rank, metric, loss = self._loss or (None, None, None)
         curve = LossCurve(self._curve.steps, self._curve.losses)

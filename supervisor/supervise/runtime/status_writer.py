@@ -131,7 +131,7 @@ class FailureRecords:
         self._world = 1  # of this launch, at least
         self._others = 0  # of them, those that are no rank
 
-    def launched(self) -> None:
+    def on_launch(self) -> None:
         """Another process is the job: what is there already is of an earlier one."""
         self._pids.clear()
         self._ranks.clear()
@@ -142,7 +142,7 @@ class FailureRecords:
         """Return what was recorded since the last call, if the directory changed."""
         return self._records(now_ns) if self._change.due(now_ns) else []
 
-    def ended(
+    def on_exit(
         self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]
     ) -> list[Notice]:
         """Return all that is known of the job's end and was not reported.
@@ -231,7 +231,7 @@ class FailureRecords:
         if failure.kind == SIGNAL and not failure.type and failure.returncode is not None:
             failure = replace(failure, type=system.signal_name(-failure.returncode), at_ns=now_ns)
         killed = failure.type == "SIGKILL" or "killed by signal: Killed" in failure.message
-        if killed and (oom := self._counters.killed()):
+        if killed and (oom := self._counters.describe_kills()):
             message = f"{failure.message.splitlines()[0]}; {oom}" if failure.message else oom
             failure = replace(failure, message=message)
         world_size = max(failure.world_size, self._world, len(self._ranks))
@@ -391,7 +391,7 @@ class StatusWriter:
         self._channels: Sequence[str] = settings.facts.get("channels", ())
         self._identity = _LaunchIdentity(settings, processor, recorder)
 
-    def started(self, pid: int) -> None:
+    def on_start(self, pid: int) -> None:
         """Write down what was started."""
         policy = self._processor.policy
         facts: dict[str, Any] = {
@@ -405,20 +405,20 @@ class StatusWriter:
         }
         self._recorder.note("run_start", -1, "the job was started", facts)
 
-    def launched(self, at_ns: int, *, reported: bool = False) -> None:
+    def on_launch(self, at_ns: int, *, reported: bool = False) -> None:
         """A process was launched; `reported`: a missing probe was reported already."""
         self._launched_ns, self._is_reported, self._worked_s = at_ns, reported, 0.0
-        self._failures.launched()
-        self._logs.launched()
+        self._failures.on_launch()
+        self._logs.on_launch()
         self._identity.launched()
 
-    def ended(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
+    def on_exit(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
         """The job's first process ended: report why, as far as anything was recorded."""
         self.check_probe(now_ns, last=True)
-        for notice in self._failures.ended(pid, returncode, now_ns, ends):
+        for notice in self._failures.on_exit(pid, returncode, now_ns, ends):
             self._processor.process(notice)
         self._report_logs(now_ns, last=True)
-        self._settings.identity.ended(IDENTITY_S)
+        self._settings.identity.finish_reading(IDENTITY_S)
 
     def _report_logs(self, now_ns: int, *, last: bool = False) -> None:
         for failure in self._logs.poll(now_ns, last=last):
@@ -557,7 +557,7 @@ class _LaunchIdentity:
     def poll(self, ranks: Mapping[int, RankView], now_ns: int) -> Notice | None:
         """Record the identity once it is known; return what is to be told of it."""
         if ranks and self._processor.state.step >= 0:
-            self._settings.identity.loaded(ranks[min(ranks)].pid)
+            self._settings.identity.on_first_step(ranks[min(ranks)].pid)
         identity = self._settings.identity.poll()
         if identity is None:
             return None
@@ -615,7 +615,7 @@ def _broken(
     return broken or None
 
 
-def write_closed_channels(run: RunDir, troubles: Iterable[Trouble]) -> None:
+def add_broken_channels_to_status(run: RunDir, troubles: Iterable[Trouble]) -> None:
     """Put the channels into the newest status: it was written before the last messages went out."""
     broken = _broken(troubles, system.monotonic_ns())
     with suppress(StoreError):  # a view; the audit log has what became of each message

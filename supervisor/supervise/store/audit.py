@@ -124,11 +124,11 @@ class Chain:
         return self._head or hash_genesis(self.run or "")
 
     def line(self, record: Mapping[str, Any]) -> bytes:
-        """Return the line of the next record; call `take` once it is written."""
+        """Return the line of the next record; call `check_line` once it is written."""
         body = json_document(record, separators=(",", ":")).encode()
         return hash_record(body).hex().encode() + b" " + body + b"\n"
 
-    def take(self, line: bytes) -> dict[str, Any]:
+    def check_line(self, line: bytes) -> dict[str, Any]:
         """Check one complete line as the next record, and return it.
 
         Raises:
@@ -280,7 +280,7 @@ def verify_audit(
             if not line.endswith(b"\n"):
                 tail = length
                 break
-            chain.check_fields(chain.take(line))
+            chain.check_fields(chain.check_line(line))
             if witness is not None and chain.size == witness[0]:
                 witness_head = chain.head
     except TamperError as error:
@@ -314,7 +314,7 @@ def read_audit(path: Path) -> Iterator[dict[str, Any]]:
     for line, _ in log_lines(path):
         if not line.endswith(b"\n"):
             return
-        record = chain.take(line)
+        record = chain.check_line(line)
         chain.check_fields(record)
         yield record
 
@@ -453,7 +453,7 @@ class Audit:
             if len(line) > MAX_LINE:
                 raise StoreError(f"record {seq} ({kind}) is too large: {len(line)} bytes")
             full = self._write(line)
-            self._chain.take(line)
+            self._chain.check_line(line)
             if full:
                 self._record_full(at_ns, wall, step)
             if sync or not self._start_thread():
@@ -625,7 +625,7 @@ def _scan(path: Path, run_id: str) -> tuple[Chain, int]:
     for line, length in log_lines(path):
         if not line.endswith(b"\n"):
             return chain, length
-        chain.check_fields(chain.take(line))
+        chain.check_fields(chain.check_line(line))
     return chain, 0
 
 

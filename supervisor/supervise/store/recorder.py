@@ -135,21 +135,24 @@ class Recorder:
         """Size and digest of the journal, for a record of the audit log."""
         return self._journal.head
 
-    def event(self, event: Event, *, more: bool = False) -> int | None:
+    def record_event(self, event: Event, *, more_follow: bool = False) -> int | None:
         """Write an event and return its number; None if it could not be written.
 
         After a failure nothing more is written: a journal with a gap could not be replayed.
 
         Args:
-            more: others come at once; it may be written with them, by `flush` or before a decision.
+            more_follow: others come at once; it may be written with them, by `flush` or before a
+                decision.
         """
         if isinstance(event, Frame):
             self._step = event.step
         if self._audit.trouble is not None:
-            self.failed(StoreError(self._audit.trouble))
+            self.record_failure(StoreError(self._audit.trouble))
         if self.ended:
             return None
-        return self._safely(lambda: (self._journal.add if more else self._journal.append)(event))
+        return self._safely(
+            lambda: (self._journal.add if more_follow else self._journal.append)(event)
+        )
 
     def flush(self) -> bool:
         """Write the events that wait; return whether all that were taken are written."""
@@ -157,7 +160,7 @@ class Recorder:
             self._safely(self._flush_journal)
         return not self.ended
 
-    def decision(self, decision: Decision, event: int | None, at_ns: int) -> int | None:
+    def record_decision(self, decision: Decision, event: int | None, at_ns: int) -> int | None:
         """Write a decision of the engine, caused by journal event number `event`.
 
         Returns:
@@ -203,7 +206,7 @@ class Recorder:
             self.note("note", self._step, text, {"what": THINNED, **facts})
             self._journal.replace_piece(plan)
         except StoreError as error:
-            self.failed(error)
+            self.record_failure(error)
 
     def check_space(self, path: Path) -> None:
         """Renew the reserves, and with that find out whether the disk is full. Call it often.
@@ -268,15 +271,15 @@ class Recorder:
         try:
             self._journal.close()
         except OSError as error:  # a network file system may report it only now
-            self.failed(StoreError(f"the journal cannot be closed: {error.strerror}"))
+            self.record_failure(StoreError(f"the journal cannot be closed: {error.strerror}"))
         self._audit.close()
 
-    def failed(self, error: StoreError, then: str = WATCHING) -> None:
-        """Record once why nothing more is recorded; `then`: what that means for the run."""
+    def record_failure(self, error: StoreError, consequence: str = WATCHING) -> None:
+        """Record once why nothing more is recorded; `consequence`: what that means for the run."""
         if self._trouble is None:
             self._trouble = str(error)
             self._no_space = disk_full_reason(error) or self._no_space
-            self._show(f"supervise: {error}; {then}")
+            self._show(f"supervise: {error}; {consequence}")
             first = len(self._journal)
             text = f"the journal is incomplete from event {first} on: {error}; no action is taken"
             self.note("note", self._step, text, {"what": INCOMPLETE, "event": first})
@@ -291,7 +294,7 @@ class Recorder:
             )
         )
         if self._audit.trouble is not None:  # written with the last reserve
-            self.failed(StoreError(self._audit.trouble))
+            self.record_failure(StoreError(self._audit.trouble))
         if seq is not None:
             head = {"seq": seq, "kind": kind, "actor": actor, "mono_ns": at_ns, "wall": wall}
             self.on_record({**head, "step": step, **body})
@@ -309,5 +312,5 @@ class Recorder:
         try:
             return write()
         except StoreError as error:
-            self.failed(error)
+            self.record_failure(error)
             return None

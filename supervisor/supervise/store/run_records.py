@@ -139,7 +139,7 @@ class RunOutcome:
     relaunching: bool = False
     incomplete: str = ""
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def add_record(self, record: Mapping[str, Any]) -> None:
         """Take the next record."""
         kind, data = record["kind"], record.get("data") or {}
         self.step, self.end = int(record["step"]), None
@@ -268,7 +268,7 @@ def read_outcome(records: Iterable[Mapping[str, Any]]) -> RunOutcome:
 
     def read_digests() -> Iterator[Mapping[str, Any]]:
         for record in records:
-            outcome.take(record)
+            outcome.add_record(record)
             yield record
 
     note = incomplete_record(read_digests())
@@ -297,7 +297,7 @@ def skim_run(path: Path) -> RunOutcome:
 
 def _take(outcome: RunOutcome, line: bytes) -> None:
     with suppress(ValueError, KeyError, TypeError, RecursionError):
-        outcome.take(json.loads(line[65:]))
+        outcome.add_record(json.loads(line[65:]))
 
 
 HEAD = ("step", "rank", "attempt", "wall")
@@ -490,7 +490,7 @@ class Part:
 
 
 class Digests:
-    """The digests in an audit log; `take` its records in order."""
+    """The digests in an audit log; `add_record` its records in order."""
 
     def __init__(self) -> None:
         self.policy: str | None = None
@@ -500,7 +500,7 @@ class Digests:
         self.pieces: list[tuple[str, int, str]] | None = None  # name, bytes, digest; if thinned
         self.ended = False  # the run has ended with a complete journal
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def add_record(self, record: Mapping[str, Any]) -> None:
         """Take the next record."""
         kind, data = record["kind"], record.get("data") or {}
         self.ended = kind == "run_end"
@@ -682,7 +682,7 @@ def read_digests(records: Iterable[Mapping[str, Any]]) -> Digests:
     """Return the digests in these records."""
     digests = Digests()
     for record in records:
-        digests.take(record)
+        digests.add_record(record)
     return digests
 
 

@@ -122,7 +122,7 @@ class ArmBuilder:
     attempts: int = 0
     _rows: dict[int, dict[int, tuple[int, Mapping[str, float]]]] = field(default_factory=dict)
 
-    def take(self, step: int, rank: int, attempt: int, values: Mapping[str, float]) -> None:
+    def add_frame(self, step: int, rank: int, attempt: int, values: Mapping[str, float]) -> None:
         """Take one frame; one of an older attempt than what is known of the step is dropped."""
         self.attempts = max(self.attempts, attempt)
         ranks = self._rows.setdefault(step, {})
@@ -208,7 +208,7 @@ def read_arm(
     """
     builder = ArmBuilder(metrics)
     for row in run_records.read_rows(run):
-        builder.take(row.step, row.rank, row.attempt, row.values)
+        builder.add_frame(row.step, row.rank, row.attempt, row.values)
     exit_code: int | None = None
     inputs: Mapping[str, str] | None = None
     stopped = False

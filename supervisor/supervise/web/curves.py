@@ -295,7 +295,9 @@ def _newest(rank: RankPyramid, names: Sequence[str], buckets: int) -> tuple[Floa
         return np.empty(0), np.empty((len(names), 0))
     stretch = rank.stretches[-1]
     span = max(stretch.begin, stretch.end - buckets), stretch.end
-    x, values = rank.joined(stretch, span, 1, [rank.columns.get(name, 1 << 30) for name in names])
+    x, values = rank.merged_buckets(
+        stretch, span, 1, [rank.columns.get(name, 1 << 30) for name in names]
+    )
     return x[STEP], values[:, MEAN]
 
 

@@ -129,7 +129,7 @@ class RankPyramid(Struct, eq=False):
         index = bisect.bisect_right(self.tables, ordinal, key=lambda table: table[0])
         return self.tables[index - 1][1] if index else np.empty(0, int)
 
-    def take(self, head: Floats, values: Floats, broken: Floats) -> None:
+    def add_frames(self, head: Floats, values: Floats, broken: Floats) -> None:
         """Take frames: i8[n, 5], see `Span`, values and which are not finite: [n, metrics]."""
         cuts = np.flatnonzero((np.diff(head[:, 2]) != 0) | (np.diff(head[:, 1]) <= 0)) + 1
         for begin, end in pairwise([0, *cuts.tolist(), len(head)]):
@@ -144,21 +144,21 @@ class RankPyramid(Struct, eq=False):
             x = np.empty((PLANES, end - begin))
             x[ORDINAL] = self.length + np.arange(end - begin)
             x[STEP], x[TIME], x[POSITION] = rows[:, 1], rows[:, 0], rows[:, 3]
-            x[TOKENS] = self.count_tokens(values[begin:end], self.tokens)
+            x[TOKENS] = self.cumulative_tokens(values[begin:end], self.tokens)
             self.tokens = float(x[TOKENS, -1])
             stretch.length += end - begin
             stretch.last = int(rows[-1, 1])
             self.length += end - begin
             self._add(x, values[begin:end], broken[begin:end])
 
-    def count_tokens(self, values: Floats, tokens: float) -> Floats:
-        """Return the tokens so far of frames; `tokens`: where one does not say so."""
+    def cumulative_tokens(self, values: Floats, tokens_before: float) -> Floats:
+        """Return the tokens so far of frames; `tokens_before`: where one does not say so."""
         column = self.columns.get("tokens_seen", values.shape[1])
         if column >= values.shape[1]:
-            return np.full(len(values), tokens)
+            return np.full(len(values), tokens_before)
         counts = values[:, column]
         newest = np.maximum.accumulate(np.where(np.isfinite(counts), np.arange(len(counts)), -1))
-        return np.where(newest >= 0, counts[newest], tokens)
+        return np.where(newest >= 0, counts[newest], tokens_before)
 
     def _add(self, x: Floats, values: Floats, broken: Floats) -> None:
         if self.rows is not None:
@@ -192,7 +192,7 @@ class RankPyramid(Struct, eq=False):
         first, last = np.searchsorted(self.buckets.plane(axis, begin, end), [low, high])
         return begin + max(int(first) - 1, 0), min(begin + int(last) + 1, end)
 
-    def joined(
+    def merged_buckets(
         self, stretch: Stretch, span: tuple[int, int], size: int, columns: Sequence[int]
     ) -> tuple[Floats, Floats]:
         """Return buckets, and the open one behind them, of which each `size` are joined.
@@ -410,7 +410,7 @@ class Pyramid:
                 rank.announce(part)
             else:
                 table = rank.table_at(rank.length)
-                rank.take(*decode_frames(part, block, table, len(rank.columns)))
+                rank.add_frames(*decode_frames(part, block, table, len(rank.columns)))
         self._number = scan.number
         return scan.size
 
@@ -466,7 +466,7 @@ class Pyramid:
         for stretch, (begin, end) in zip(rank.stretches, spans, strict=True):
             known = stretch.begin + max(0, following - stretch.ordinal) // BASE
             span = max(begin, min(known, end - 1)), end
-            stretches.append((stretch, *rank.joined(stretch, span, size, columns)))
+            stretches.append((stretch, *rank.merged_buckets(stretch, span, size, columns)))
             whole = (stretch.end - stretch.begin) // size * size
             following_ordinal = stretch.ordinal + whole * BASE
         return Curves(BASE * size, following_ordinal, stretches)
@@ -528,7 +528,7 @@ class Pyramid:
         x = np.zeros((PLANES, len(head)))
         x[ORDINAL] = ordinal + np.arange(len(head))
         x[STEP], x[TIME] = head[:, 1], head[:, 0]
-        x[TOKENS] = rank.count_tokens(values, tokens)
+        x[TOKENS] = rank.cumulative_tokens(values, tokens)
         return x, values, broken
 
     # ── the cache ──

@@ -245,12 +245,12 @@ class RunView:
             record = Record.decode(raw)
             if not all(isinstance(getattr(record, name), form) for name, form in SHAPE.items()):
                 raise TypeError(record.seq)
-            self._outcome.take(raw)
+            self._outcome.add_record(raw)
         except MISSHAPEN as error:  # of another version: the others count
             self.problem = f"a record cannot be understood: {type(error).__name__}"
             return
         self.records.append(record)
-        self._index.take(record)
+        self._index.add_record(record)
         if record.incident:
             self._changed.add(record.incident)
         try:
@@ -555,7 +555,7 @@ class RunView:
     def _update_incidents(self) -> None:
         changed, self._changed = self._changed, set()
         for name in (name for name in self._outcome.incidents if name in changed):
-            own = self._index.own_records(name)
+            own = self._index.records_of_incident(name)
             for record in own:
                 self._texts.pop(record.seq, None)
             try:

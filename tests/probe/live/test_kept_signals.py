@@ -47,7 +47,7 @@ def started(probed, body, until_ns=1 << 62):
     """Start a job, and let it go on when the offer is made."""
     job = probed.start(SCRIPT.format(body=body), keep_signals=True)
     job.reached()
-    job.segment().keep_signals(until_ns)
+    job.segment().defer_job_signals(until_ns)
     job.go()
     return job
 
@@ -57,7 +57,7 @@ def test_it_is_kept_while_it_may_be_held_and_then_does_what_it_does(probed):
     job = started(probed, ENDS)
     job.reached("more")
     assert job.segment().status()["kept_signals"] == ["SIGTERM", "SIGUSR1"]
-    job.segment().keep_signals(0)
+    job.segment().defer_job_signals(0)
     job.go("more")
     probed.wait(job, -signal.SIGUSR1)
     assert [n.data["signal"] for n in job.notices if "signal" in n.data] == ["SIGTERM"]

@@ -131,7 +131,7 @@ def test_the_savepoint_that_is_retained_outlives_newer_ones(probed, only_one):
     room = {"max_bytes": ROOM, **room}
     job = probed.start(states(7, 20, 28), savepoints={"every": 5, "spill": None, **room})
     job.reached("at-7")
-    job.segment().retain_before(9, time.monotonic_ns() + 10**12)
+    job.segment().retain_savepoint_before(9, time.monotonic_ns() + 10**12)
     job.go("at-7")
     job.reached("at-20")
     told = [n.message for n in job.notices if "no savepoint is taken for now" in n.message]
@@ -148,7 +148,9 @@ def test_the_savepoint_that_is_retained_outlives_newer_ones(probed, only_one):
     let_go = probed.start(states(7, 20, 28), savepoints={"every": 5, "spill": None, **room})
     for stop in (7, 20):
         let_go.reached(f"at-{stop}")
-        let_go.segment().retain_before(9 if stop == 7 else 0, time.monotonic_ns() + 10**12)
+        let_go.segment().retain_savepoint_before(
+            9 if stop == 7 else 0, time.monotonic_ns() + 10**12
+        )
         let_go.go(f"at-{stop}")
     refusal = let_go.order("rollback", barrier="at-28", before_step=9)
     probed.wait(let_go)

@@ -61,7 +61,7 @@ def test_freed_optimizer_state_is_neither_saved_nor_written(adam):
     model, optimizer = adam
     moments = optimizer.state[model.weight]["exp_avg"]
     savepoints = manager(model, optimizer)
-    savepoints.take(0, 0, None)
+    savepoints.save(0, 0, None)
     weight = model.weight.detach().clone()
     model.weight.data.add_(1)
     fill = free(moments)
@@ -82,20 +82,20 @@ def test_savepoints_stay_while_optimizer_state_is_swapped_out(adam, nested):
     if nested:
         optimizer.state[model.weight]["inner"] = {"moments": [optimizer.state.pop(model.weight)]}
     savepoints = manager(model, optimizer)
-    savepoints.take(0, 0, None)
+    savepoints.save(0, 0, None)
     refused = "state of Adam has no memory between two steps"
     for step in (1, SWAPPED_OUT):
         fill = free(moments)
         for later in range(step, step + SWAPPED_OUT - 1):
             with pytest.raises(Busy, match=refused):
-                savepoints.take(later, 0, None)
+                savepoints.save(later, 0, None)
         assert 0 in savepoints.steps
         fill()
         if step == 1:
-            savepoints.take(SWAPPED_OUT - 1, 0, None)
+            savepoints.save(SWAPPED_OUT - 1, 0, None)
     fill = free(moments)
     with pytest.raises(CannotRestore, match=refused):
-        savepoints.take(3 * SWAPPED_OUT, 0, None)
+        savepoints.save(3 * SWAPPED_OUT, 0, None)
     assert savepoints.steps == []
     fill()
 
@@ -109,9 +109,9 @@ def test_older_moments_are_taken_wherever_the_state_holds_them(adam, depth):
     for _ in range(depth - 1):
         state = optimizer.state[model.weight] = {"inner": [state], "rows": sparse}
     savepoints, before = manager(model, optimizer), moments.clone()
-    savepoints.take(0, 0, None)
+    savepoints.save(0, 0, None)
     moments.mul_(1000.0)
-    savepoints.take(1, 0, None, older_moments=True)
+    savepoints.save(1, 0, None, older_moments=True)
     savepoints.restore(2, sign=2)
 
     assert torch.equal(moments, before)
@@ -122,19 +122,19 @@ def test_freed_weights_are_not_saved_and_a_freed_buffer_is_left_alone(adam):
     model.register_buffer("cache", torch.ones(64))
     fill = free(model.cache)
     savepoints = manager(model, optimizer)
-    savepoints.take(0, 0, None)
+    savepoints.save(0, 0, None)
     assert savepoints.restore(1)[0]["not_restored"] == ["Linear.cache"]
     fill()
     fill = free(model.weight)
     with pytest.raises(Busy, match=r"Linear.weight has no memory between two steps"):
-        savepoints.take(1, 0, None)
+        savepoints.save(1, 0, None)
     fill()
 
 
 def test_a_freed_gradient_stays_freed(adam):
     model, optimizer = adam
     savepoints = manager(model, optimizer)
-    savepoints.take(0, 0, None)
+    savepoints.save(0, 0, None)
     fill = free(model.weight.grad)
     savepoints.restore(1)
     assert not model.weight.grad.untyped_storage().nbytes()
@@ -150,7 +150,7 @@ def test_optimizer_state_that_is_swapped_out_and_in_was_not_written(adam):
     class Pace:
         due = True
 
-        def weigh(self, spent_ns, elapsed_ns):
+        def adjust_interval(self, spent_ns, elapsed_ns):
             pass
 
     watch = StateWatch(torch, Scalars(torch), optimizers, Pace())
@@ -164,10 +164,10 @@ def test_optimizer_state_that_is_swapped_out_and_in_was_not_written(adam):
         watch.step_ended(1)
         if not freed_first:
             fills = [free(tensor) for tensor in moments]
-            assert watch.marked and not watch.was_written(1)
+            assert watch.has_marks and not watch.changed_outside_optimizer(1)
         for fill in fills:
             fill()
-        assert not watch.was_written(1)
+        assert not watch.changed_outside_optimizer(1)
 
 
 @pytest.fixture
@@ -190,8 +190,8 @@ def test_groups_that_share_a_rate_get_it_scaled_once(rates):
     assert rates_of(optimizer) == [2.0] * 3
     rate.apply(optimizer, 2.0, 0, 5)
     assert rates_of(optimizer) == [2.0] * 3
-    rate.restore()
-    assert rates_of(optimizer) == [0.5] * 3 and not rate.changed
+    rate.restore_job_rates()
+    assert rates_of(optimizer) == [0.5] * 3 and not rate.is_scaled
     assert {id(group["lr"]) for group in optimizer.param_groups} == {shared}
 
 
@@ -201,7 +201,7 @@ def test_of_groups_that_share_a_rate_the_lowest_limit_counts(rates):
     rate.hold = RateHold({0: 0.25, 1: 0.125, 2: 0.25}, 0, 0, {})
     rate.apply(optimizer, 1.0, 0, 5)
     assert rates_of(optimizer) == [0.125] * 3 and rate.hold.used == 0.25
-    rate.restore()
+    rate.restore_job_rates()
     assert rates_of(optimizer) == [0.5] * 3
     rate.hold = RateHold({1: 1.0}, 0, 0, {})
     rate.apply(optimizer, 1.0, 0, 6)
@@ -213,7 +213,7 @@ def test_a_rate_that_the_optimizer_puts_in_place_of_a_shared_one_is_its_own(rate
     rate.held = Warmup(0.5)
     rate.apply(optimizer, 1.0, 0, 5)
     optimizer.param_groups[1]["lr"] = optimizer.param_groups[1]["lr"] / 2
-    rate.restore()
+    rate.restore_job_rates()
     assert rates_of(optimizer) == [0.5, 0.25, 0.5]
 
 
@@ -308,7 +308,7 @@ def test_a_micro_batch_without_targets_counts_none_and_loses_no_loss(late):
     tokens = TokensCollector(context, SimpleNamespace(several=False))
     nothing = torch.empty(0, dtype=torch.int64)
     for target, loss in ((nothing, torch.nan), (torch.arange(4), 0.5), (nothing, torch.nan)):
-        tokens.saw_targets([(target, -100, False, scalars.value(torch.tensor(loss)))])
+        tokens.add_loss_calls([(target, -100, False, scalars.value(torch.tensor(loss)))])
     tokens.after_update(None)
     values = {}
     tokens.collect(None, values)

@@ -1,7 +1,8 @@
 """Interface of an action, and the job as an action sees it.
 
 An action is planned in the engine (`plan`, pure), performed by an edge (`perform`), and judged by
-the frames that follow (`effect`, pure). It is a frozen dataclass (see `interfaces`).
+the frames that follow (`explain_missing_effect`, pure). It is a frozen dataclass (see
+`interfaces`).
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Action(ABC):  # noqa: B024, every part has a default that fits some action
         """
         raise AssertionError(f"{type(self).__name__} is carried out by the engine")
 
-    def effect(self, check: EffectCheck) -> str | None:
+    def explain_missing_effect(self, check: EffectCheck) -> str | None:
         """Look for the effect in the first frame after the action. Pure.
 
         Returns:

@@ -131,7 +131,7 @@ class Checkpoints:
             self._known[name] = replace(self._known[name], suspect=reason, trial="")
         return hit
 
-    def mark_wrong_start(self, launch: int) -> None:
+    def suspect_saves_since(self, launch: int) -> None:
         """The newest launch, of this attempt, did not go on from its checkpoint."""
         self._wrong_starts.append((launch, inf, NEVER))
         for name, checkpoint in self._known.items():
@@ -143,7 +143,7 @@ class Checkpoints:
         """Whether the newest launch did not go on from its checkpoint, and nobody accepted that."""
         return any(end == inf and upto == NEVER for _, end, upto in self._wrong_starts)
 
-    def launched(self, attempt: int) -> None:
+    def limit_wrong_starts(self, attempt: int) -> None:
         """Another launch began."""
         self._wrong_starts = [
             (first_attempt, min(end, attempt), upto)
@@ -161,24 +161,24 @@ class Checkpoints:
             for first_attempt, end, upto in self._wrong_starts
         ]
 
-    def judge(self, incident: str, recovered: int | None) -> None:
+    def settle_trials(self, incident: str, recovered_attempt: int | None) -> None:
         """An incident ended: of what was on trial for it, only the attempt that recovered is good.
 
         Args:
-            recovered: that attempt; None: it did not recover.
+            recovered_attempt: that attempt; None: it did not recover.
         """
         for name, checkpoint in self._known.items():
             if checkpoint.trial == incident:
                 reason = (
                     ""
-                    if checkpoint.attempt == recovered
+                    if checkpoint.attempt == recovered_attempt
                     else f"saved before {incident} had recovered"
                 )
                 self._known[name] = replace(checkpoint, suspect=reason, trial="")
         self._saves = [
             replace(save, trial="") if save.trial == incident else save
             for save in self._saves
-            if save.trial != incident or save.attempt == recovered
+            if save.trial != incident or save.attempt == recovered_attempt
         ]
 
     def good(self) -> tuple[Checkpoint, ...]:

@@ -95,7 +95,7 @@ class Preemption:
             handled: the job handles or ignores it, so it must reach the job at once.
         """
         if name in self._held:
-            return [*self.settle(now_s, f"a second {name} came"), name]
+            return [*self.settle_and_release_signals(now_s, f"a second {name} came"), name]
         if handled or not self.can_hold(name, now_s):
             return [name]
         latest_s = now_s + self._grace_s
@@ -125,7 +125,7 @@ class Preemption:
         """Whether a signal waits."""
         return bool(self._held)
 
-    def settle(self, now_s: float, refusal: str = "") -> list[str]:
+    def settle_and_release_signals(self, now_s: float, refusal: str = "") -> list[str]:
         """The checkpoint is there, or will not be; return the signals to be passed on."""
         if self.request is None:
             return []
@@ -141,11 +141,11 @@ class Preemption:
         if self.request is None or now_s < self.request.deadline_s:
             return []
         waited_s = self.request.deadline_s - self.request.since_s
-        return self.settle(now_s, f"it was not written within {waited_s:.0f} s")
+        return self.settle_and_release_signals(now_s, f"it was not written within {waited_s:.0f} s")
 
-    def restart(self, now_s: float) -> list[str]:
+    def reset_and_release_signals(self, now_s: float) -> list[str]:
         """Another process takes the place of this one; return what waited, which is for it."""
-        signals = self.settle(now_s, "the job was being started again")
+        signals = self.settle_and_release_signals(now_s, "the job was being started again")
         self._is_over = False
         self.withdraw()
         return signals
