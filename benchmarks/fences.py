@@ -52,7 +52,7 @@ def supervise(folder: Path, commands: list[int]) -> None:
     job: Any = SimpleNamespace(returncode=None, tree=None)
     control = Control(job, segments, lambda *_: {}, lambda *_: {})
     segments.poll()
-    control.resume(None, None)
+    control.resume_after_crash(None, None)
     results = os.open(folder / "results", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(**row: Any) -> None:

@@ -186,7 +186,7 @@ def stream(rate: int, seconds: int) -> None:
         values[0] = float(step)
         writer.publish(step, 0, values, now)
         writer.write_heartbeat(now, 1)
-    writer.last_words(0, "")
+    writer.write_end(0, "")
     writer.close()
 
 

@@ -37,7 +37,7 @@ def find_torch() -> Any:
         return import_module("torch")
 
 
-def give_way(niceness: int, memory: int = MEMORY) -> None:
+def renice_self(niceness: int, memory: int = MEMORY) -> None:
     """Let everybody else go first, and be killed first."""
     with suppress(OSError):
         os.nice(niceness)
@@ -47,7 +47,7 @@ def give_way(niceness: int, memory: int = MEMORY) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
-def carry_slices(outputs: Dict[str, Any], previous: Mapping[str, Any]) -> None:
+def keep_slices(outputs: Dict[str, Any], previous: Mapping[str, Any]) -> None:
     """Keep of the evaluation before the slices that this one could not measure.
 
     Else one failure, as of a disk that was away, would leave the next one nothing to compare with.

@@ -32,7 +32,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import TokenIndex, carry_slices, find_torch, give_way, rebuild, verify
+    from supervise_offline import TokenIndex, find_torch, keep_slices, rebuild, renice_self, verify
     from supervise_offline.generation import EARLIER, SEED, TEXTS, Harness, TextModel, compare_rates
     from supervise_offline.mechanisms import trace_of_hessian
     from supervise_offline.rebuild import FAILED, RESTORED, UNKNOWN, UnknownError
@@ -802,7 +802,7 @@ def measure_all(
         lacking = {"checkpoint_probe_loss", "checkpoint_entropy"} - evaluation.values.keys()
         evaluation.unmeasured.update(dict.fromkeys(lacking, explain(error)))
     kept |= {"artefact": evaluation.artefact, **evaluation.measure_slices(before)}
-    carry_slices(kept, before)
+    keep_slices(kept, before)
     try:
         evaluation.measure_curvature()
     except Exception as error:
@@ -871,7 +871,7 @@ def main() -> None:
     request, began = json.load(sys.stdin), time.monotonic()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    give_way(int(request.get("nice", 19)), int(request["memory"]))
+    renice_self(int(request.get("nice", 19)), int(request["memory"]))
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # of what modules compile that are imported
     answer: dict[str, Any] = {"reason": ""}
     try:

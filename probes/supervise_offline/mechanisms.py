@@ -29,7 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 sys.path.append(ROOT)  # for the next import only: other packages there are not the job's
 try:
-    from supervise_offline import find_torch, give_way
+    from supervise_offline import find_torch, renice_self
 finally:
     sys.path.remove(ROOT)
 
@@ -303,7 +303,7 @@ def trace_of_hessian(torch: Any, loss: Callable[[], Any], weights: list[Any], nu
 
 def main() -> None:
     """Answer until the input ends."""
-    give_way(int(sys.argv[1]))
+    renice_self(int(sys.argv[1]))
     try:
         torch = find_torch()
     except ImportError as error:

@@ -110,7 +110,7 @@ class Reporter:
         if self.held:
             self.write_status()
 
-    def status_due(self) -> bool:
+    def is_status_due(self) -> bool:
         """A step ended: whether the status is to be written now."""
         self._age += 1
         return self._due or self._age >= STATUS_EVERY

@@ -61,7 +61,7 @@ class Probe:
             position,
             Reporter(position),
         )
-        life = Life(self.open, self._another_training, self._attach, self._attach_inside)
+        life = Life(self.become_rank, self._another_training, self._attach, self._attach_inside)
         return Parts(context, self._times, life)
 
     def start_process(self, config: settings.Config) -> None:
@@ -92,20 +92,22 @@ class Probe:
 
     def listen(self, library: Any) -> None:
         """Hear what a training library, which was just imported, will do."""
-        from .hooks.libraries import HookContext, listen_to_library
+        from .hooks.libraries import HookContext, patch_imported_library
 
-        listen_to_library(HookContext(self.gate, self.guard, self._times, self._listeners), library)
+        patch_imported_library(
+            HookContext(self.gate, self.guard, self._times, self._listeners), library
+        )
 
     def _attach(self) -> None:
         for root in self._registry.roots():
             calls.watch_calls(root, self._around)
 
     def _attach_inside(self) -> None:
-        calls.attach_inside(self._registry, self._around)
+        calls.attach_to_wrapped_modules(self._registry, self._around)
 
     # ── a rank ────────────────────────────────────────────────────────────────────────────────
 
-    def open(self) -> bool:
+    def become_rank(self) -> bool:
         """Become a rank, if this process is none yet; whether it is one."""
         if self.parts.context.reporter.writer is not None or not self.gate.on:
             return self.gate.on
@@ -162,7 +164,7 @@ class Probe:
             first_step=0, counters={}, resume=None, rewarm=None, skip=()
         )
         parts.collectors.rewind(parts.pristine)
-        if self.open():
+        if self.become_rank():
             step = context.position.step
             message = f"a new training starts with step {step}: the previous one is over"
             context.reporter.notice("note", message)
@@ -206,7 +208,7 @@ class Probe:
             checkpoint_refusal = parts.rank.on_demand.explain_refusal()
             unavailable.update(rollback=rollbacks.why_not, checkpoint=checkpoint_refusal)
         states = {name: guard.part(name) for name in parts.collectors.by_name}
-        reason = parts.no_optimizer()
+        reason = parts.explain_without_optimizer()
         if_any = {
             "library": parts.wired.framework.trainer,
             "planned_steps": parts.wired.framework.planned_steps,
@@ -285,7 +287,7 @@ class Probe:
             parts.reports.end()
             parts.wired.framework.record_loop_end()
             reporter.beat("exiting")
-            reporter.writer.last_words(*failure.end_summary())
+            reporter.writer.write_end(*failure.end_summary())
             parts.rank.close()
             reporter.writer.close()
         except Exception:  # at exit nothing is left to report to

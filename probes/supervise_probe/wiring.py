@@ -322,7 +322,7 @@ class Parts:
             wired.batch,
             shards,
             wired.quarantine,
-            WorkerCopyDetector(wired.batch.digest_of_memory, wired.job_wiring.see_stream),
+            WorkerCopyDetector(wired.batch.digest_of_memory, wired.job_wiring.record_stream_copies),
             self._before_first_forward,
         )
         self.save_reports = SaveReports(context, wired.framework, self._settle)
@@ -358,7 +358,7 @@ class Parts:
             self.inferred.sign()
 
     def _step_is_over(self) -> None:
-        self.tracker.close(on_time=False)
+        self.tracker.finish_round(on_time=False)
 
     def _without_optimizer(self, reason: str) -> None:
         self.safeguards.cannot(reason)
@@ -369,15 +369,15 @@ class Parts:
         """The job begins by itself and not where it was to go on, with `made` steps behind it."""
         self.context.position.step = step_count
         self.collectors.count_on(dict.fromkeys(COUNTERS, 0.0))
-        self.rank.history.expect_nothing()
+        self.rank.history.stop_comparing()
 
-    def no_optimizer(self) -> str:
+    def explain_without_optimizer(self) -> str:
         """Return why what needs an optimizer is out of reach, "" where it is not."""
         return WHY if self.inferred.active else ""
 
-    def out_of_reach(self) -> str:
+    def explain_unchangeable(self) -> str:
         """Return why the training cannot be changed from here, "" where it can."""
-        return self.no_optimizer() or self.engine.explain_refusal()
+        return self.explain_without_optimizer() or self.engine.explain_refusal()
 
 
 EXIT_S = 5.0  # of what is being written when the process ends; then the thread leaves torch
@@ -403,7 +403,7 @@ class RankParts:
             parts.rate,
             parts.optimizers,
             self._batches,
-            parts.out_of_reach,
+            parts.explain_unchangeable,
             self.kept_signals.install if config.keep_signals else None,
         )
         self.probe_batch = ReferenceBatch(
@@ -446,10 +446,10 @@ class RankParts:
         parts.rank = self
         parts.tracker.connect(self.publisher, self.commands, self._skips, self.rollbacks)
         parts.boundary.connect(self.rollbacks, self.commands)
-        parts.safeguards.outliers.connect(self.probe_batch.doubt)
+        parts.safeguards.outliers.connect(self.probe_batch.explain_weights_doubt)
         batch = self.probe_batch
         parts.forward.connect(batch.observe, batch.observe_targets, batch.observe_pair)
-        parts.saves.connect(self.on_demand.learn_from)
+        parts.saves.connect(self.on_demand.learn_layout)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.refuse_unstarted_order()
         if parts.rate.hold is not None:
@@ -464,7 +464,7 @@ class RankParts:
         self.rollbacks.complete_savepoint(step, attempt, values)
 
     def _counters(self) -> dict[str, float]:
-        self.publisher.catch_up()
+        self.publisher.publish_arrived()
         return self._parts.collectors.counters()
 
     def _batches(self) -> Any:

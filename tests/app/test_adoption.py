@@ -40,10 +40,10 @@ class FakeJob:
         self.asked = []
         self._heard = heard
 
-    def resume(self, paused_until_ns, exit_code):
+    def resume_after_crash(self, paused_until_ns, exit_code):
         self.paused_until_ns, self.exit_code = paused_until_ns, exit_code
 
-    def answered(self, key):
+    def is_answered(self, key):
         return key in self._heard
 
     def run_pending_work(self, now_ns):

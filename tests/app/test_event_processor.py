@@ -37,7 +37,9 @@ def processor():
         redactor=Redactor(),
     )
     quiet = {"record_event": lambda _, **__: 1, "record_decision": lambda *_: 1}
-    processor = EventProcessor(settings, SimpleNamespace(trouble=None, ended=False, **quiet))
+    processor = EventProcessor(
+        settings, SimpleNamespace(trouble=None, has_journal_ended=False, **quiet)
+    )
     args = Payload({"checkpoint": "a", "step": 19})
     intent = Intent("inc-1/1/0-relaunch", BOOK.steps[0], "relaunch", args)
     run = RunbookExecution(1, BOOK, "SEV1", intent=intent)
@@ -80,7 +82,7 @@ def test_the_time_to_answer_begins_with_the_delivery(processor):
     written = []
     processor.recorder = SimpleNamespace(
         trouble=None,
-        ended=False,
+        has_journal_ended=False,
         record_event=lambda event, **_: written.append(event.kind) or 1,
         record_decision=lambda *_: 1,
         note=lambda kind, *_: written.append(kind),

@@ -20,12 +20,12 @@ class FakeJob:
     def ranks(self):
         return {0: RankView(1, document=Payload(self.status))}
 
-    def ask(self, verb, args, *, key, partly=False):
+    def send_command(self, verb, args, *, key, partly=False):
         assert verb == "checkpoint" and args["until_ns"] > 0
         self.asked.append(PendingCommand(verb, key, threading.Condition()))
         return self.asked[-1]
 
-    def forget(self, asked):
+    def stop_waiting(self, asked):
         assert asked in self.asked
 
     def answer(self, result=None, error=None):

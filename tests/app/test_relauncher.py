@@ -78,7 +78,7 @@ class Edges:
         self.asked.append(("choose", self.control.process.returncode))
         return self.chosen.pop(0) if len(self.chosen) > 1 else self.chosen[0]
 
-    def prepare(self, checkpoint):
+    def prepare_restore(self, checkpoint):
         self.begin("prepare", checkpoint, self.control.process.returncode)
 
     def restore(self, checkpoint):

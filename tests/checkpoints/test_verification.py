@@ -158,7 +158,7 @@ def test_undelivered_verdicts_are_reported_after_a_crash(driver):
         ({}, delivered),
     ):
         driver.open()
-        driver.guard.resume(known)
+        driver.guard.resume_after_crash(known)
         assert dict(driver.verdicts()) == reported
 
 
@@ -302,7 +302,7 @@ def test_lower_priority_when_the_job_restarts(driver):
     (thread,) = (t for t in threading.enumerate() if t.name == "verify now")
     assert niceness() == {os.getpriority(os.PRIO_PROCESS, 0)}
 
-    driver.guard.lower_priority()
+    driver.guard.end_urgent_verifications()
 
     assert niceness() == {os.getpriority(os.PRIO_PROCESS, thread.native_id)} == {19}
     assert not driver.guard.is_verifying_now

@@ -25,7 +25,7 @@ NOW, GRACE = 100.0, 20.0
 def offered():
     """A preemption that holds signals for up to `GRACE` seconds, offered until NOW + 4."""
     made = Preemption()
-    made.offer(GRACE, NOW + 4)
+    made.hold_signals_until(GRACE, NOW + 4)
     return made
 
 
@@ -40,7 +40,7 @@ def test_a_signal_waits_for_the_checkpoint_and_is_then_passed_on(offered):
 
 def test_no_signal_waits_longer_than_its_grace(offered):
     """Also one that joins late, behind a request that may wait for longer."""
-    assert offered.ask("walltime", NOW, NOW + 120)
+    assert offered.request_checkpoint("walltime", NOW, NOW + 120)
     assert offered.on_signal(SIGTERM, NOW + 5, handled=False) == []
     assert offered.on_signal(SIGUSR2, NOW + 10, handled=False) == []
     assert offered.request.deadline_s == NOW + 5 + GRACE
@@ -51,12 +51,12 @@ def test_no_signal_waits_longer_than_its_grace(offered):
 
 
 def test_a_request_without_a_signal_may_be_repeated_until_one_is_answered(offered):
-    assert offered.ask("drain", NOW, NOW + 10)
-    assert not offered.ask("walltime", NOW + 1, NOW + 10)
+    assert offered.request_checkpoint("drain", NOW, NOW + 10)
+    assert not offered.request_checkpoint("walltime", NOW + 1, NOW + 10)
     assert offered.settle_and_release_signals(NOW + 2, "the newest step was not finite") == []
-    assert offered.ask("walltime", NOW + 3, NOW + 10)
+    assert offered.request_checkpoint("walltime", NOW + 3, NOW + 10)
     assert offered.settle_and_release_signals(NOW + 4) == []
-    assert not offered.ask("drain", NOW + 5, NOW + 10)
+    assert not offered.request_checkpoint("drain", NOW + 5, NOW + 10)
 
 
 def test_the_same_signal_again_goes_through_at_once(offered):
@@ -89,7 +89,7 @@ def test_the_next_process_gets_what_waited(offered):
     offered.on_signal(SIGTERM, NOW, handled=False)
     assert offered.reset_and_release_signals(NOW + 1) == [SIGTERM]
     assert offered.on_signal(SIGTERM, NOW + 1, handled=False) == [SIGTERM]  # not offered yet
-    offered.offer(GRACE, NOW + 10)
+    offered.hold_signals_until(GRACE, NOW + 10)
     assert offered.on_signal(SIGTERM, NOW + 2, handled=False) == []
 
 

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from supervise.core import JobFrames, fold_rank_values
+from supervise.core import JobFrames, combine_rank_values
 from supervise.core.model import Frame, Gap
 
 from .conftest import NAN, SECOND, above, one_rule
@@ -52,9 +52,9 @@ def test_replicas_count_once_and_ranks_out_of_sight_as_those_in_sight():
     rows = {rank: {**same, "tokens_per_update": 8.0} for rank in range(2)}
     unknown = {rank: {"grad_global_norm": 3.0 + rank} for rank in range(2)}
 
-    found = fold_rank_values(rows, 0, ["grad_global_norm", "tokens_per_update"], 4)
+    found = combine_rank_values(rows, 0, ["grad_global_norm", "tokens_per_update"], 4)
     assert found == {"grad_global_norm": 3.0, "tokens_per_update": 16.0}
-    alone = fold_rank_values(unknown, 0, ["grad_global_norm"], 2)
+    alone = combine_rank_values(unknown, 0, ["grad_global_norm"], 2)
     assert alone == {"grad_global_norm": 3.0}, "the leader's own, as of a stage of a pipeline"
 
 

@@ -181,7 +181,7 @@ def base(home: Path) -> bytes:
     )
     for letter in notice_seeds(home)[0].split(b"\0")[:9]:
         writer.post(letter)
-    writer.last_words(0, "done")
+    writer.write_end(0, "done")
     writer.close()
     raw = bytearray(Path(writer.path).read_bytes())
     Path(writer.path).unlink()

@@ -36,7 +36,7 @@ def sample(tmp_path_factory):
     mailbox.ack(mailbox.poll()[0], 3, True, {})
     mailbox.send_notice("note", "hello", 3)
     segment.lease(5)
-    writer.last_words(0, "done")
+    writer.write_end(0, "done")
     segment.close()
     writer.close()
     return Path(writer.path).read_bytes()

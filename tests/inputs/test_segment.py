@@ -41,7 +41,7 @@ TRAINER = """
                 writer.announce(names)
             writer.write_status({"step": step, "again": step, "pad": "x" * (step % 3000)})
             mailbox.notice("note", f"step {step}", step, {"again": step})
-            writer.last_words(step, f"step {step}")
+            writer.write_end(step, f"step {step}")
         writer.publish(step, 0, [float(step)] * len(names), step + 1)
         writer.write_heartbeat((step + 1) * 8, 1)
 """
@@ -140,7 +140,7 @@ def test_any_number_may_read_at_once_and_none_changes_a_byte(writer):
     publish(writer, *range(9))
     writer.write_status({"tier": "T1"})
     Mailbox(writer).send_notice("note", "hello", 3)
-    writer.last_words(0, "done")
+    writer.write_end(0, "done")
     before = Path(writer.path).read_bytes()
     readers = [Segment.open(writer.path, lambda: 77) for _ in range(2)]
 

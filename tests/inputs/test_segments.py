@@ -47,7 +47,7 @@ def test_ranks_are_found_as_they_come_and_read_in_order(segments, rank):
     first = rank(1, 1.5)
     assert steps(segments.poll()) == [(1, 1.5)]
     segments.defer_job_signals(7)
-    assert first.keep_until_ns() == 7
+    assert first.signals_deferred_until_ns() == 7
     rank(0, 0.5, 0.75)
     assert steps(segments.poll()) == [(0, 0.5), (0, 0.75)]
     assert sorted(segments.ranks) == [0, 1]
@@ -104,7 +104,7 @@ def test_a_relaunched_rank_replaces_the_one_before(segments, shm, rank, code, ag
     old = rank(0, 0.5)
     segments.poll()
     old.publish(1, 0, [0.75], 20)
-    old.last_words(code, "")
+    old.write_end(code, "")
     subprocess.run([sys.executable, "-c", OTHER, str(shm)], check=True)
 
     events = segments.poll()
@@ -120,7 +120,7 @@ def test_what_the_dead_left_is_removed_before_the_job_starts_again(segments, shm
     dead = rank(0, 0.5)
     rank(1, 1.5)
     segments.poll()
-    dead.last_words(0, "")
+    dead.write_end(0, "")
 
     segments.forget()
 
@@ -168,7 +168,7 @@ def test_a_rank_is_dead_whose_process_ended_otherwise_than_it_or_somebody_meant(
     segments, shm, rank, code, is_dead
 ):
     """What was never seen alive may live in another container."""
-    argv = [sys.executable, "-c", f"{OTHER}input()\nwriter.last_words({code}, '')", str(shm)]
+    argv = [sys.executable, "-c", f"{OTHER}input()\nwriter.write_end({code}, '')", str(shm)]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE)
     wait_until(segments.poll, "the segment of the child")
     rank(1, 0.5)
@@ -211,7 +211,7 @@ def test_polling_follows_the_step_time(segments, rank, step_ms, interval_s):
 def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
     segment.write_heartbeat(5)
     segment.lease(6)
-    assert (writer.tight_until_ns(), writer.savepoint_retention_bound(0)) == (0, 0)
+    assert (writer.dense_sampling_until_ns(), writer.savepoint_retention_bound(0)) == (0, 0)
     segment.sample_densely(7)
     segment.retain_savepoint_before(80, 1000)
     assert (writer.savepoint_retention_bound(999), writer.savepoint_retention_bound(1000)) == (
@@ -220,7 +220,7 @@ def test_words_reach_the_probe_and_change_no_other_word(segment, writer):
     )
     assert writer.commands_head() == 0
     segment.send("key", "pause", {})
-    words = (writer.commands_head(), writer.lease_until_ns(), writer.tight_until_ns())
+    words = (writer.commands_head(), writer.lease_until_ns(), writer.dense_sampling_until_ns())
     assert (*words, writer.savepoint_retention_bound(999)) == (1, 6, 7, 80)
     segment.retain_savepoint_before(0, 2000)
     assert writer.savepoint_retention_bound(999) == 0
@@ -395,7 +395,7 @@ def test_the_end_is_as_the_first_process_or_all_ranks_recorded_it(rank, shm, cod
     for number, code in enumerate(codes):
         writer = rank(number)
         if code is not None:
-            writer.last_words(code, "")
+            writer.write_end(code, "")
     pid = os.getpid() if leader else 1
 
     assert recorded_returncode(shm, pid, 0) == told
@@ -403,8 +403,8 @@ def test_the_end_is_as_the_first_process_or_all_ranks_recorded_it(rank, shm, cod
 
 
 def test_where_ranks_end_otherwise_the_first_process_knows_the_end(rank, shm):
-    rank(0).last_words(3, "")
-    child = OTHER.replace('"run", 0', '"run", 1') + "writer.last_words(0, '')"
+    rank(0).write_end(3, "")
+    child = OTHER.replace('"run", 0', '"run", 1') + "writer.write_end(0, '')"
     subprocess.run([sys.executable, "-c", child, str(shm)], check=True)
 
     assert recorded_returncode(shm, os.getpid(), 0) == 3

@@ -244,7 +244,7 @@ class Gang:
         control = Control(self._process, segments, *edges(), self._held, PauseLease(0.4))
         if taken is not None:
             segments.poll()
-            control.resume(None, None)
+            control.resume_after_crash(None, None)
         self._taken = cursor = ReadCursor()
 
         def poll():

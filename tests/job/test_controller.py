@@ -124,7 +124,7 @@ def test_the_end_of_the_job_ends_the_wait(controlled):
 @pytest.mark.parametrize("pid", [4343, 4242], ids=["another process", "an exec"])
 def test_a_rank_that_is_replaced_meanwhile_does_not_answer(controlled, control_of, pid):
     rank = FakeRank(answer={"x": silence})
-    asked = controlled(rank).ask("x", {}, key="k")
+    asked = controlled(rank).send_command("x", {}, key="k")
     wait_until(lambda: rank.letters, every_s=0.001)
 
     control_of.ranks[0] = FakeRank(pid=pid)
@@ -147,9 +147,9 @@ def test_an_order_does_not_wait_for_the_events_of_a_round(control_of):
     """A burst of them at the beginning of an incident takes longer than a step of the job."""
     control = control_of(rank := FakeRank())
 
-    control.ask("x", {}, key="k")
+    control.send_command("x", {}, key="k")
     control.send_commands(withdrawal_reason="")
-    too_late = control.ask("y", {}, key="l")
+    too_late = control.send_command("y", {}, key="l")
     control.send_commands(withdrawal_reason="the pause has ended")
 
     assert rank.letters == [("k", "x", {})]
@@ -200,7 +200,7 @@ def test_no_renewal_of_a_pause_reaches_beyond_its_time_in_all(paused):
 
 def test_a_supervisor_that_hangs_holds_no_job(control_of):
     control = control_of(rank := FakeRank(), lease=PauseLease(0.06, patience_s=0.3))
-    control.resume(time.monotonic_ns() + 10**12, None)
+    control.resume_after_crash(time.monotonic_ns() + 10**12, None)
     latest_ns = time.monotonic_ns() + int(0.36e9)
     wait_until(lambda: rank.leases)
 
@@ -329,11 +329,11 @@ def test_answers_to_a_supervisor_before_us_stand(control_of, looping):
         rank.send("known", "x", {})
     ranks[0].send("partly", "x", {})
     control = control_of(*ranks)
-    control.resume(time.monotonic_ns() + 10**12, None)
+    control.resume_after_crash(time.monotonic_ns() + 10**12, None)
     looping(control)
 
     assert (control.paused, control.exit_code) == (True, None)
-    assert (control.answered("known"), control.answered("partly")) == (True, False)
+    assert (control.is_answered("known"), control.is_answered("partly")) == (True, False)
     for key in ("known", "partly"):
         assert command(control, key=key)["ack_step"] == 7
     sent = [[key for key, *_ in rank.letters] for rank in ranks]

@@ -33,10 +33,10 @@ def test_evidence_is_of_one_step_on_all_ranks_that_train_and_waits_for_none(gang
     ranks = gang(world=3)
     where = Payload({"directory": str(ranks.shm)})
 
-    asked = [ranks.control.ask("snapshot", where, key=key, partly=True) for key in "ab"]
+    asked = [ranks.control.send_command("snapshot", where, key=key, partly=True) for key in "ab"]
     steps = [{ack.step for ack in each.wait(10.0).values()} for each in asked]
     ranks.control.command("pause", {"lease_s": 30.0}, key="p", deadline_s=20.0)
-    paused = ranks.control.ask("snapshot", where, key="c", partly=True).wait(10.0)
+    paused = ranks.control.send_command("snapshot", where, key="c", partly=True).wait(10.0)
 
     assert [len(each) for each in steps] == [1, 1] and len(paused) == 3
     assert {ack.step for ack in paused.values()} == set(ranks.steps().values())
@@ -179,7 +179,7 @@ def test_a_rank_that_dies_after_its_promise_leaves_no_other_behind(gang):
 def promise(ranks, trip_s, wait_s, **args):
     order = {"id": "fence", "wait_s": wait_s, "key": "k", "verb": "lr_scale"}
     order = Payload({**order, "args": {"value": 0.5, **args}})
-    asked = ranks.control.ask("fence", order, key="k/0", trip_s=trip_s)
+    asked = ranks.control.send_command("fence", order, key="k/0", trip_s=trip_s)
     assert [ack.result["step"] for ack in asked.wait(20.0).values()] == [asked.step] * 2
     return asked.step
 

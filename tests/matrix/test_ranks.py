@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from supervise.core import fold_rank_values
+from supervise.core import combine_rank_values
 from tests.support import probed_job
 from tests.support.probed_job import check_frames, rank_jobs
 
@@ -138,7 +138,7 @@ def check(both, job, untouched):
         assert set(each.segment().status()["collectors"].values()) == {"on"}
     for step, row in enumerate(row for row in untouched[0] if "note" not in row):
         rows = {rank: each.frames[step] for rank, each in enumerate(both)}
-        job = fold_rank_values(rows, 0, rows[0], 2)
+        job = combine_rank_values(rows, 0, rows[0], 2)
         assert job["grad_global_norm"] == pytest.approx(row["job"], rel=1e-6)
         assert job["tokens_per_update"] == 2 * row["tokens_per_update"]
     first, second = (each.segment().collective() for each in both)

@@ -24,7 +24,7 @@ class FakeWitness:
         self.pids, self.views, self.probe, self.loop = pids, views or {}, probe, loop
         self.asked = []
 
-    def ask(self, verb, args, *, key, partly=False):
+    def send_command(self, verb, args, *, key, partly=False):
         assert (verb, partly) == ("snapshot", True)
         self.asked.append(args)
         errors = {}
@@ -37,7 +37,7 @@ class FakeWitness:
         }
         return SimpleNamespace(wait=lambda timeout_s: answers)
 
-    def forget(self, asked):
+    def stop_waiting(self, asked):
         pass
 
     def on_loop(self, call, timeout_s):

@@ -338,7 +338,9 @@ def capabilities_of(policy, probe, ranks=1, channels=("console",), checkpoint=No
         notice = Notice(1, f"{verb}-unavailable", f"what it means: {why}")
         state, _ = step_engine(policy, state, notice)
     if checkpoint is not None:
-        state.checkpoints.notice(CheckpointState(id=checkpoint, step=50, path="/c/50", ok=True))
+        state.checkpoints.add_noticed(
+            CheckpointState(id=checkpoint, step=50, path="/c/50", ok=True)
+        )
     status = ProbeStatus(**probe)
     known = is_rollback_known(policy, state, status)
     return list_capabilities(policy, state, status, channels), known

@@ -39,7 +39,9 @@ def test_losses_on_several_devices_raise_nothing_in_the_job():
         scalars=SimpleNamespace(value=lambda result: OnDevice()),
         add_loss_calls=lambda targets: None,
     )
-    discards = SimpleNamespace(losses=lambda values: None, goes_on=lambda: None)
+    discards = SimpleNamespace(
+        add_discarded_losses=lambda values: None, record_forward_only=lambda: None
+    )
     observer = BatchObserver(guard, batch, tokens, None, None, discards)
     for _ in range(3 * FORWARDS):
         forward_without_backward(observer, losses=2)
@@ -57,7 +59,7 @@ def test_an_input_that_cannot_be_looked_at_raises_nothing_in_the_job():
     tokens = SimpleNamespace(scalars=SimpleNamespace(value=None))
     observer = BatchObserver(Guard(lambda *_: None), batch, tokens, None, None, None)
     observer.add_inputs((1,), {"mask": UserDict()})
-    assert observer.went_in
+    assert observer.has_inputs
 
 
 class FakeTensor:

@@ -76,7 +76,7 @@ def sampled(cost_ms, tight_from, steps=2000, step_ms=13):
     guard.fixed_ns = 100_000
     off = {"activations": 0, "routing": 0, "weights": 0, "gradients": 0, "checksums": 0}
     sets = SampleSets(guard, off, lambda: None)
-    writer = SimpleNamespace(tight_until_ns=lambda: 1 << 62 if step >= tight_from else 0)
+    writer = SimpleNamespace(dense_sampling_until_ns=lambda: 1 << 62 if step >= tight_from else 0)
     context = SimpleNamespace(
         guard=guard, reporter=SimpleNamespace(writer=writer, status_changed=lambda: None)
     )

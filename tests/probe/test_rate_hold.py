@@ -52,9 +52,9 @@ def used(levels, asked, *, first=20, release=64):
     """What a job gets, and after how many steps it is let go (None: never)."""
     hold, got = RateHold(levels, first, release, {0: asked[0]}), []
     for step, rate in enumerate(asked, first + 1):
-        limit = hold.limit(0, rate, step)
+        limit = hold.limit_if_exceeded(0, rate, step)
         got.append(rate if limit is None else limit)
-        if hold.advance():
+        if hold.advance_and_check_end():
             return got, len(got)
     return got, None
 

@@ -42,7 +42,7 @@ def write_all(writer: Writer) -> None:
     writer.write_heartbeat(99, 1)
     writer.write_status({"tier": "child"})
     writer.post(b"{}")
-    writer.last_words(1, "child")
+    writer.write_end(1, "child")
 
 
 def test_the_file_is_private_complete_and_alone(tmp_path):
@@ -177,8 +177,8 @@ def test_last_words_always_fit(writer, code, text, seen):
     segment = Segment.open(writer.path, lambda: 5)
     assert segment.end() is None
 
-    writer.last_words(None, "first")
-    writer.last_words(code, text)
+    writer.write_end(None, "first")
+    writer.write_end(code, text)
 
     assert segment.end() == seen
     segment.close()

@@ -45,7 +45,7 @@ class Rate:
     def factor(self):
         return self.held.now
 
-    def scale(self, value, steps, step):
+    def start_scale(self, value, steps, step):
         self.held.now = value
         os.write(self._log, f"{self._position.step - 1} lr_scale {value!r}\n".encode())
 

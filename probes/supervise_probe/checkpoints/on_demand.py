@@ -189,7 +189,7 @@ class Learner:
 
     def _plain(self, path: str, key: str, value: Any) -> Builder:
         """A literal may equal a count by accident, so an unnamed int counts as no literal."""
-        names = self._variables.variables_with(key, value)
+        names = self._variables.variables_with_value(key, value)
         counts = type(value) is int and value == self._steps
         literal = any(
             type(constant) is type(value) and constant == value
@@ -406,7 +406,7 @@ class OnDemand:
         self._refusals: dict[tuple[Any, ...], int] = {}  # by the keys of a checkpoint
         self._waiting = False
 
-    def learn_from(self, content: Any, path: str) -> None:
+    def learn_layout(self, content: Any, path: str) -> None:
         """Learn the layout of what the job saved by `torch.save`.
 
         The job waits for it at each save: what was refused `TRIES` times is not tried again.

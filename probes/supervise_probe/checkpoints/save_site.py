@@ -70,7 +70,7 @@ class JobVariables:
         for frame in reversed(job_frames):
             self._spaces.setdefault(str(frame.f_globals.get("__name__")), frame.f_globals)
 
-    def variables_with(self, key: str, value: Any) -> list[Name]:
+    def variables_with_value(self, key: str, value: Any) -> list[Name]:
         """Return variables, attributes and entries named `key` with this plain value, nearest
         first."""
         kind = type(value)

@@ -300,7 +300,7 @@ class BatchCollector(Collector):
         return combined + self._offset & _MASK if isinstance(combined, int) else None
 
     def _reads(self, tensor: Any) -> bool:
-        return self.scalars.reads(tensor) and is_readable(self.torch, tensor)
+        return self.scalars.can_read_now(tensor) and is_readable(self.torch, tensor)
 
     def _first_tensor(self, values: Iterable[Any]) -> Optional[Any]:
         fallback = None
@@ -331,7 +331,7 @@ class BatchCollector(Collector):
 
     def _digest(self, tensor: Any, pieces: int = FEW_PIECES) -> Any:
         torch = self.torch
-        if self.scalars.reads(tensor):
+        if self.scalars.can_read_now(tensor):
             return _digest_of_memory(tensor, self._layouts, pieces)
         flat = tensor.detach().reshape(-1)[:LONGEST]
         if flat.dtype not in self._integers:
@@ -634,7 +634,7 @@ class BatchSanityCollector(Collector):
 
     def _outside(self, ids: Any, size: int, rows: int) -> Number:
         """Return the percentage of ids that are no row of the table."""
-        if self.scalars.reads(ids):
+        if self.scalars.can_read_now(ids):
             least, highest = self.torch.aminmax(ids)
             if least >= 0 and highest < rows:
                 return 0.0
@@ -658,11 +658,11 @@ class BatchSanityCollector(Collector):
 
     def _shares(self, ids: Any, size: int) -> tuple[Number, Number, Number]:
         """Return the mean log of each value's count, how many differ, and the largest count."""
-        if size <= FEW and self.scalars.reads(ids):
+        if size <= FEW and self.scalars.can_read_now(ids):
             counts = Counter(ids.tolist()).values()
             return sum(n * log(n) for n in counts) / size, len(counts), max(counts)
         wide = self.torch.float32 if ids.device.type == "mps" else self.torch.float64
-        if self.scalars.reads(ids):
+        if self.scalars.can_read_now(ids):
             least, highest = self.torch.aminmax(ids)
             if least >= 0 and highest < LARGEST:
                 table = self.torch.bincount(ids)

@@ -144,7 +144,7 @@ class GradientCollector(Collector):
         covered |= ids
         return fresh
 
-    def clipped_jointly(self, info: OptimizerInfo) -> bool:
+    def was_clipped_jointly(self, info: OptimizerInfo) -> bool:
         """Return whether a clip divided all gradients of an optimizer by the norm of all ranks'.
 
         It is of all where no rank of the job holds other weights, as those of another stage do.
@@ -159,7 +159,7 @@ class GradientCollector(Collector):
     def _norm_now(self, params: list[Any]) -> Number:
         with self.torch.no_grad():
             gradients = [p.grad for p in params if p.grad is not None]
-            return self.norm_of(gradients) if gradients else 0.0
+            return self.joint_norm(gradients) if gradients else 0.0
 
     def forget(self) -> None:
         self.clips.clear()
@@ -168,7 +168,7 @@ class GradientCollector(Collector):
 
     def measure(self, update: Update) -> None:
         self._measure(update)
-        if self._copies.several:
+        if self._copies.has_other_ranks:
             self._parts[id(update.optimizer)] = self._part(update)
 
     def _part(self, update: Update) -> Optional[Number]:
@@ -182,7 +182,7 @@ class GradientCollector(Collector):
         total: Number = 0.0
         part: Number = 0.0
         for copies, params in groups.items():
-            norm = self.norm_of([p.grad for p in params])
+            norm = self.joint_norm([p.grad for p in params])
             total, part = total + norm * norm, part + norm * norm / copies
         return part / (total + NOT_ZERO)
 
@@ -219,7 +219,7 @@ class GradientCollector(Collector):
             self._squares[key] = squares
 
     def _square(self, update: Update, params: list[Any]) -> Number:
-        norm = self.norm_of([p.grad for p in params])
+        norm = self.joint_norm([p.grad for p in params])
         still_scaled = getattr(update.optimizer, "grad_scale", None)
         if still_scaled is not None:  # a fused optimizer unscales inside its kernel
             norm = norm / self.scalars.value(still_scaled)
@@ -259,7 +259,7 @@ class GradientCollector(Collector):
         if shares and len(shares) == len(squares):
             values["grad_norm_share"] = reduce(add, shares) ** 0.5
 
-    def norm_of(self, gradients: list[Any]) -> Number:
+    def joint_norm(self, gradients: list[Any]) -> Number:
         """Return the 2-norm of all `gradients`; of the local shard where one is sharded."""
         torch = self.torch
         by_device: dict[Any, list[Any]] = {}
@@ -284,8 +284,8 @@ class GradientCollector(Collector):
             squares = squares + norm * norm
         return squares**0.5
 
-    def norms_of(self, gradients: list[Any]) -> list[Any]:
-        """Return the 2-norm of each, as `norm_of` counts it; 0-dim tensors, where they are."""
+    def single_norms(self, gradients: list[Any]) -> list[Any]:
+        """Return the 2-norm of each, as `joint_norm` counts it; 0-dim tensors, where they are."""
         torch = self.torch
         local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
         strided = torch.strided
@@ -372,7 +372,7 @@ class GroupsCollector(Collector):
         captured, unscaled = self._before_clip, self._scaling.unscaled
         fresh = [p for p in params if p.grad is not None and id(p) not in captured]
         if fresh:
-            norms = self._gradient.norms_of([p.grad for p in fresh])
+            norms = self._gradient.single_norms([p.grad for p in fresh])
             captured.update((id(p), (norm, unscaled)) for p, norm in zip(fresh, norms))
 
     def measure(self, update: Update) -> None:
@@ -404,7 +404,7 @@ class GroupsCollector(Collector):
         total: Number = 0.0
         for gradients, scale in ((plain, 1.0), (scaled, update.scale), (now, weight)):
             if gradients:
-                norm = self._gradient.norm_of(gradients) / scale
+                norm = self._gradient.joint_norm(gradients) / scale
                 total = total + norm * norm
         return total
 
@@ -422,10 +422,10 @@ class GroupsCollector(Collector):
     def after_update(self, update: Update) -> None:
         snapshots, self._before = self._before, []
         for label, pieces, old in snapshots:
-            weight = self._gradient.norm_of(old)
+            weight = self._gradient.joint_norm(old)
             moved: Number = 0.0
             if not update.skip:
-                moved = self._gradient.norm_of(self.torch._foreach_sub(pieces, old))
+                moved = self._gradient.joint_norm(self.torch._foreach_sub(pieces, old))
             squares = self._moved.get(label, (0.0, 0.0))
             self._moved[label] = squares[0] + moved * moved, squares[1] + weight * weight
 

@@ -327,17 +327,17 @@ class JobWiringCollector(Collector):
         if self._window is not None and not update.skip:
             self._window.applied += 1
 
-    def backward_begins(self) -> None:
+    def begin_backward(self) -> None:
         """A backward begins: what is there of gradients is of before."""
         for residue in self.residues:
             residue.record_gradient_before()
 
-    def backward_ends(self) -> None:
+    def end_backward(self) -> None:
         """It is over, or raised."""
         for residue in self.residues:
             residue.compare_gradient_after()
 
-    def see_stream(self, copies: int) -> None:
+    def record_stream_copies(self, copies: int) -> None:
         """Each worker of a loader reads a stream of its own (1), or all of them the same one."""
         self._copies = copies
 
@@ -434,7 +434,7 @@ class JobWiringCollector(Collector):
         before = window.missing.get(key, missing)
         window.missing[key] = {n: missing[n] for n in missing if n in before}
         window.updates[key] = window.updates.get(key, 0) + 1
-        window.made[key] = self._registry.made_at(update.optimizer)
+        window.made[key] = self._registry.creation_line(update.optimizer)
         for residue in self.residues:
             if residue.optimizer == key:
                 residue.update()
@@ -611,7 +611,7 @@ class JobWiringCollector(Collector):
         """Report at once that a network in use was written, where the host can tell its values."""
         for target in self._followed:
             change = target.change() if target.is_written() else None
-            if change is not None and self.scalars.reads(change):
+            if change is not None and self.scalars.can_read_now(change):
                 target.moves = bool(change)
         if any(target.moves for target in self._followed):
             self._count_targets(values)
@@ -654,7 +654,7 @@ class JobWiringCollector(Collector):
 
     def _arrival(self, numbers: dict[str, Any]) -> Any:
         """Return what has these on the host as soon as that needs no waiting."""
-        reads = self.scalars.reads
+        reads = self.scalars.can_read_now
         known = {name: float(n) if reads(n) else n for name, n in numbers.items()}
         return self.scalars.pack(known) or Arrived(known)
 

@@ -135,7 +135,7 @@ class DiscardsCollector(Collector):
         self._steps = 0
         self._counted: deque[tuple[int, float]] = deque()  # by step, of the newest STEPS
 
-    def gradients(self) -> None:
+    def add_discarded_gradients(self) -> None:
         """Those of this step so far are thrown away."""
         loss = self._loss.total
         norms = [clip.norm for clip in self._gradient.clips]
@@ -143,12 +143,12 @@ class DiscardsCollector(Collector):
             norms = []
         self._count(norms if loss is None else [loss, *norms])
 
-    def losses(self, values: Iterable[Number]) -> None:
+    def add_discarded_losses(self, values: Iterable[Number]) -> None:
         """These had no backward: each is of a step of its own."""
         for value in values:
             self._count([value])
 
-    def goes_on(self) -> None:
+    def record_forward_only(self) -> None:
         """Forwards come, and no backward: the job lives."""
         self._reporter.beat("step")
 

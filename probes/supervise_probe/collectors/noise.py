@@ -106,7 +106,7 @@ class NoiseCollector(Collector):
                 grads = [grad for grad in grads if grad is not None]
                 if grads:
                     with self.torch.no_grad():
-                        self._first[id(optimizer)] = self._gradient.norm_of(grads)
+                        self._first[id(optimizer)] = self._gradient.joint_norm(grads)
 
     def forget(self) -> None:
         self._step = -1
@@ -256,7 +256,7 @@ class SketchCollector(Collector):
             return
         sums_of_one = next(iter(sums.values()))
         total = self.torch.stack([part.to(sums_of_one.device) for part in sums.values()]).sum(0)
-        if self.scalars.reads(total):
+        if self.scalars.can_read_now(total):
             values.update(zip(NAMES, total.tolist()))
         else:
             values.update((name, self.scalars.value(part)) for name, part in zip(NAMES, total))

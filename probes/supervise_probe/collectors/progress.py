@@ -148,7 +148,7 @@ class TokensCollector(Collector):
     def count(self, target: Any, ignored: int) -> Number:
         """Return how many targets are not the class `ignored`."""
         count: Number = float(target.numel())
-        look = ignored < 0 and count > 0 and self.scalars.reads(target)
+        look = ignored < 0 and count > 0 and self.scalars.can_read_now(target)
         if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored
             count = self.scalars.value((target != ignored).sum())
         return count
@@ -171,7 +171,7 @@ class TokensCollector(Collector):
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         counted, self._of_step = self._of_step, {}
-        if self._copies.several:
+        if self._copies.has_other_ranks:
             self._readers = values["batch_copies"] = self._readers or self._copies.batch_copies()
         unknown, self._unknown = self._unknown, False
         if "targets" in counted:
@@ -394,7 +394,7 @@ class FrameworkCollector(Collector):
         self.trainer, self.names_saves = "", False
         self._ordered: Optional[str] = None
 
-    def trained_by(self, name: str, names_saves: bool = False) -> None:
+    def set_training_library(self, name: str, names_saves: bool = False) -> None:
         """The loop of this library begins, or ends ("")."""
         self.trainer, self.names_saves, self._ordered = name, names_saves, None
 
@@ -431,7 +431,7 @@ class FrameworkCollector(Collector):
                 asked the library to stop, such as a callback for early stopping.
         """
         trainer, total = self.trainer, self.total_steps
-        self.trained_by("")
+        self.set_training_library("")
         if not trainer or total is None:
             return
         steps = self._position.step + self.steps_before if steps is None else steps

@@ -161,7 +161,7 @@ class ShardLists:
         self._datasets: deque[weakref.ref[Any]] = deque(maxlen=LOADERS_MAX)
 
     @property
-    def due(self) -> bool:
+    def has_lists_to_filter(self) -> bool:
         """Whether there is anything to filter or to put back."""
         return bool(self._manifest.shards or self._changed)
 
@@ -171,7 +171,7 @@ class ShardLists:
         # Persistent workers keep the list that they began with.
         if not getattr(loader, "persistent_workers", False):
             self._remember(dataset)
-        if self.due:
+        if self.has_lists_to_filter:
             self.filter(dataset)
 
     def _remember(self, dataset: Any) -> None:
@@ -182,7 +182,7 @@ class ShardLists:
         except TypeError:  # it has no place for a weak reference
             pass
 
-    def filterable(self) -> bool:
+    def can_filter_next_pass(self) -> bool:
         """Whether the next pass of a loader of late would go by a list from which names can go."""
         return any(
             type(owner.__dict__.get(name)) in (list, tuple) and not self._by_index(owner)
@@ -384,7 +384,7 @@ class QuarantineCollector(Collector):
                 the others waiting.
         """
         self._ensure_generation(args)
-        if self._asked or self.lists.filterable():
+        if self._asked or self.lists.can_filter_next_pass():
             self._way = ASKS if self._asked else LISTS
             return {"way": self._way}
         raise Refused(

@@ -267,7 +267,7 @@ _PEAKS = (
 _LESS = {"MIG", "LAPTOP", "D"}  # a slice of a device, or a slower edition of that name
 
 
-def peak_of(name: str) -> Optional[float]:
+def peak_flops_of(name: str) -> Optional[float]:
     """Return the peak of the device called `name` in FLOP/s; None if it is not in the table."""
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if words & _LESS:
@@ -490,7 +490,7 @@ class FlopsCollector(Collector):
         name = str(device.type)
         if name == "cuda":
             name = str(self.torch.cuda.get_device_name(device))
-        self._peak = peak_of(name)
+        self._peak = peak_flops_of(name)
         if self._peak is None:
             self._describe(f"no: the peak of {name} is not in the table; set job.peak_flops")
         return self._peak

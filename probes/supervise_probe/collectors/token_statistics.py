@@ -152,7 +152,7 @@ class SequenceLengths:
             if self._is_readable(bounds) and bounds.dim() == 1:
                 return bounds.diff()
         places: Any = named.get("position_ids")
-        if not self._is_readable(places) or not self._scalars.reads(places):
+        if not self._is_readable(places) or not self._scalars.can_read_now(places):
             return None
         if places.shape != ids.shape or ids.dim() != 2 or int(ids.shape[0]) > 1:
             return None

@@ -336,7 +336,9 @@ class OptimizerStateCollector(Collector):
             offset = self._turn * NEIGHBOURS % max(1, size - NEIGHBOURS + 1)
             run = slice(offset, offset + NEIGHBOURS)
             if isinstance(steps, self.torch.Tensor):
-                steps = steps.item() if self.scalars.reads(steps) else steps.to(moment.device)
+                steps = (
+                    steps.item() if self.scalars.can_read_now(steps) else steps.to(moment.device)
+                )
             if not isinstance(steps, float) or steps > 0.0:
                 wide = self.torch.float32
                 yield gradient.view(-1)[run].to(wide), moment.view(-1)[run].to(wide), steps

@@ -143,7 +143,7 @@ class UpdatesCollector(Collector):
             if sum(p.numel() for p in params) > EXACT_LIMIT:
                 self._sample()
             copies = OldWeights(self.torch, self.scalars, params, self.mode == "sampled")
-            if self._copies.several:
+            if self._copies.has_other_ranks:
                 copies.spread(self._copies.groups(params))
             self._kept[update.optimizer] = copies
         copies.recopy_if_changed(self._passed)
@@ -158,7 +158,7 @@ class UpdatesCollector(Collector):
         moved, weight = (
             (0.0, copies.weight) if update.skip else copies.squared_update_and_weight_norms()
         )
-        if self._copies.several:
+        if self._copies.has_other_ranks:
             moved_share = 0.0 if update.skip else copies.moved_share
             self._shares = self._shares[0] + moved_share, self._shares[1] + share
             self._shared = self._shared and copies.spread_known
@@ -181,7 +181,7 @@ class UpdatesCollector(Collector):
         values["update_norm"] = moved
         if not self.scalars.on_host(weight) or weight != 0.0:
             values["update_to_weight"] = moved / weight
-        if self._copies.several:
+        if self._copies.has_other_ranks:
             if self._shared:
                 values["update_square_share"], values["weight_square_share"] = self._shares
             self._shares, self._shared = (0.0, 0.0), True

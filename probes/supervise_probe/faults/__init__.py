@@ -81,7 +81,7 @@ class Fault:
         """Return the arguments for the trained model where it is called for an evaluation."""
         return args, kwargs
 
-    def clips(self) -> bool:
+    def allows_clip(self) -> bool:
         """Return whether a clip that the job calls is made."""
         return True
 

@@ -174,9 +174,9 @@ class FaultInjector:
                 args, kwargs = changed
         return args, kwargs
 
-    def clips(self) -> bool:
+    def allows_clip(self) -> bool:
         """Return whether a clip that the job calls is made."""
-        verdicts = [self._call(entry, entry[0].clips) for entry in self._active]
+        verdicts = [self._call(entry, entry[0].allows_clip) for entry in self._active]
         return False not in verdicts
 
     def before_update(self, params: list[Any], stepping: Optional[Any] = None) -> None:

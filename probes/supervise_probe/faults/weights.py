@@ -319,7 +319,7 @@ class GuardOff(Fault):
 
     _called = False
 
-    def clips(self) -> bool:
+    def allows_clip(self) -> bool:
         self._called = True
         return False
 

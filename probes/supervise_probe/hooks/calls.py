@@ -101,7 +101,7 @@ class RootCall:
             if caller is not root and self._is_of(caller):
                 return (self._compiled or caller._call_impl)(*args, **kwargs)
         call = self._compiled or root._call_impl  # type: ignore[union-attr]
-        if self._is_compiling() or self._gate.in_forward or self._gate.off_duty():
+        if self._is_compiling() or self._gate.in_forward or self._gate.must_skip_hook():
             return call(*args, **kwargs)
         gate, around = self._gate, self._around
         listener = around.listeners.forward
@@ -153,7 +153,7 @@ def watch_calls(root: Any, around: Around) -> None:
         root.__dict__[SLOT] = RootCall(root, around)
 
 
-def attach_inside(registry: Registry, around: Around) -> None:
+def attach_to_wrapped_modules(registry: Registry, around: Around) -> None:
     """The outermost modules are not called: see the calls of what they are wrapped around, too.
 
     torch.export leaves such a module behind, which holds the model until the garbage is collected.
@@ -224,7 +224,7 @@ def _around(
 
     @hidden
     def claims() -> bool:
-        return listeners.step.steps_first()
+        return listeners.step.claim_first_step()
 
     @hidden
     def unseen(optimizer: Any) -> None:

@@ -5,7 +5,7 @@ Code that torch.compile may meet is either hidden from it (`hidden`), or a plain
 it compiles, so that no graph breaks that would not break anyway, and nothing recompiles.
 
 Nothing is ever un-patched: that would fail the guards of compiled code. The switch is
-`gate.off_duty()`.
+`gate.must_skip_hook()`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _around_backward(
         try:
             return original(tensors, *args, **kwargs)
         except BaseException:
-            listeners.step.backward_failed()
+            listeners.step.on_backward_error()
             raise
         finally:
             gate.in_backward = False
@@ -116,7 +116,11 @@ def _patch_zero_grad(torch: Any, gate: Gate, listeners: Listeners) -> None:
             result = original(self, *args, **kwargs)
             if not compiling():
                 tracker = listeners.step.tracker
-                if tracker.accumulates and not tracker.repeats and not gate.must_bypass():
+                if (
+                    tracker.accumulates
+                    and not tracker.is_closure_repeated
+                    and not gate.must_bypass()
+                ):
                     listeners.step.on_zero_grad(self)
                 elif not tracker.entries and not gate.must_bypass():
                     listeners.step.prepares()
@@ -136,7 +140,7 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) 
 
     @hidden
     def scaled(self: Any, outputs: Any, result: Any) -> None:
-        if not gate.off_duty():
+        if not gate.must_skip_hook():
             listeners.step.scaled(self, outputs, result)
 
     @hidden_from_stacklevel
@@ -148,20 +152,20 @@ def _patch_scaler(torch: Any, gate: Gate, listeners: Listeners, hidden: Hidden) 
     @hidden_from_stacklevel
     def unscale_(self: Any, optimizer: Any) -> Any:
         result = unscale(self, optimizer)
-        if not gate.off_duty() and self._enabled:
+        if not gate.must_skip_hook() and self._enabled:
             listeners.step.unscaled(optimizer)
         return result
 
     @hidden_from_stacklevel
     def step_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if gate.inside or gate.off_duty() or not self._enabled:
+        if gate.inside or gate.must_skip_hook() or not self._enabled:
             return step(self, optimizer, *args, **kwargs)
-        entries = listeners.step.scaler_steps(self)
+        entries = listeners.step.before_scaler_step(self)
         try:
             result = step(self, optimizer, *args, **kwargs)
-            listeners.step.scaler_stepped(optimizer, entries)
+            listeners.step.after_scaler_step(optimizer, entries)
         finally:
-            listeners.step.scaler_left()
+            listeners.step.leave_scaler_step()
         listeners.step.boundary.run_due_work()
         return result
 
@@ -192,7 +196,7 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
                     parameters = params
             norm_type = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
             drills = listeners.step.drills
-            if drills.active and not drills.clips():
+            if drills.active and not drills.allows_clip():
                 return _total_norm(torch, params, float(norm_type)) if tells_norm else None
             listeners.step.before_clip(params)
             limit = args[0] if args else kwargs.get("max_norm")
@@ -238,7 +242,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 type(input) is torch.Tensor
                 and type(target) is torch.Tensor
                 and (result.requires_grad or losses.evaluation.waiting or losses.onlooker)
-                and not gate.off_duty()
+                and not gate.must_skip_hook()
             ):
                 options = dict(zip(OPTIONS, args), **kwargs)
                 ignored = options.get("ignore_index", -100)
@@ -246,7 +250,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 if result.requires_grad:
                     # The graph of what a checkpoint computes again is soon gone: it proves nothing.
                     whose = None if gate.in_backward else result
-                    losses.loss_taken(input, target, ignored, whose, reduction, result)
+                    losses.on_class_loss(input, target, ignored, whose, reduction, result)
                 elif losses.onlooker is not None:
                     losses.onlooker(input)
                 elif not torch.is_grad_enabled():
@@ -267,7 +271,7 @@ def _patch_losses(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 losses.wants_pair
                 and type(input) is type(target) is type(result) is torch.Tensor
                 and result.requires_grad
-                and not gate.off_duty()
+                and not gate.must_skip_hook()
             ):
                 losses.keep_loss_pair(input, target, result, original, args, kwargs)
             return result

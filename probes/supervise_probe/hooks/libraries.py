@@ -92,13 +92,13 @@ def in_checkpoint_phase(
     @hidden_from_stacklevel
     def save(*args: Any, **kwargs: Any) -> Any:
         listener = listeners.saves
-        if listener.reports.saving or gate.off_duty():
+        if listener.reports.saving or gate.must_skip_hook():
             return original(*args, **kwargs)
         listener.reports.enter_checkpoint_phase()
         began = monotonic_ns()
         try:
             result = original(*args, **kwargs)
-            if listener.active:
+            if listener.reports_saves:
                 seconds = (monotonic_ns() - began) / 1e9
                 guard.run(part, on_save, seconds, args, kwargs)
             return result
@@ -117,7 +117,7 @@ class HookContext(NamedTuple):
     listeners: Listeners
 
 
-def call_beside(
+def observe_then_call(
     hold: HookContext,
     original: Callable[..., Any],
     observe: Callable[..., None],
@@ -136,7 +136,7 @@ def call_beside(
     @functools.wraps(original)
     @hidden_from_stacklevel
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not gate.off_duty():
+        if not gate.must_skip_hook():
             guard.run(part, hear, args, kwargs)
         return original(*args, **kwargs)
 
@@ -156,7 +156,7 @@ def wrap_save(
     """
 
     def on_save(seconds: float, args: Any, kwargs: Any) -> None:
-        hold.listeners.saves.saved_by_library(
+        hold.listeners.saves.report_library_save(
             seconds, functools.partial(save_target, *args, **kwargs)
         )
 
@@ -196,7 +196,7 @@ NAMES = tuple(
 SLICE = "/dataloader_idx_"
 
 
-def listen_lightning(hold: HookContext, library: Any) -> None:
+def patch_lightning(hold: HookContext, library: Any) -> None:
     """Stand beside `_call_callback_hooks`, around `_fit_impl`, `training_step`, `save_checkpoint`.
 
     Raises:
@@ -231,7 +231,7 @@ def listen_lightning(hold: HookContext, library: Any) -> None:
         """The model is not called from outside, so its forward is the rest of `training_step`."""
         module = getattr(trainer, "lightning_module", None)
         automatic = getattr(module, "automatic_optimization", False)
-        if hook_name != "training_step" or not automatic or hold.gate.off_duty():
+        if hook_name != "training_step" or not automatic or hold.gate.must_skip_hook():
             return strategy(trainer, hook_name, *args, **kwargs)
         began, apart = monotonic_ns(), hold.times.inside()
         try:
@@ -242,7 +242,7 @@ def listen_lightning(hold: HookContext, library: Any) -> None:
 
     fit = wrap_resume_argument(hold, trainer._fit_impl, "ckpt_path", _unfit)
     trainer._fit_impl = fit
-    calls._call_callback_hooks = call_beside(hold, hook, observe)
+    calls._call_callback_hooks = observe_then_call(hold, hook, observe)
     calls._call_strategy_hook = functools.wraps(strategy)(run)
     trainer.save_checkpoint = wrap_save(hold, save, save_target)
 
@@ -300,7 +300,7 @@ STATE = "trainer_state.json"
 RESTARTS = "ignore_data_skip is set, so the epoch starts again with its first batch"
 
 
-def listen_trainer(hold: HookContext, library: Any) -> None:
+def patch_trainer(hold: HookContext, library: Any) -> None:
     """Stand beside `CallbackHandler.call_event`, around `Trainer.train` and `_save_checkpoint`.
 
     Raises:
@@ -334,7 +334,7 @@ def listen_trainer(hold: HookContext, library: Any) -> None:
 
     train = wrap_resume_argument(hold, trainer.train, "resume_from_checkpoint", _unfit_trainer)
     trainer.train = train
-    handler.call_event = call_beside(hold, call, observe)
+    handler.call_event = observe_then_call(hold, call, observe)
     trainer._save_checkpoint = wrap_save(hold, save, save_target)
 
 
@@ -359,7 +359,7 @@ def _trainer_losses(metrics: Mapping[str, Any]) -> Any:
             yield "slice_val_loss." + key[len(PREFIX) : -len(SUFFIX)], value
 
 
-def listen_fsdp(hold: HookContext, library: Any) -> None:
+def patch_fsdp_clipping(hold: HookContext, library: Any) -> None:
     """Stand beside `clip_grad_norm_`.
 
     Raises:
@@ -374,10 +374,10 @@ def listen_fsdp(hold: HookContext, library: Any) -> None:
         hold.listeners.step.before_clip(params)
         hold.listeners.step.clipped(params, None, None, joint=True)
 
-    wrapper.clip_grad_norm_ = call_beside(hold, wrapper.clip_grad_norm_, observe, "gradient")
+    wrapper.clip_grad_norm_ = observe_then_call(hold, wrapper.clip_grad_norm_, observe, "gradient")
 
 
-def listen_pipeline(hold: HookContext, library: Any) -> None:
+def patch_pipeline_scaling(hold: HookContext, library: Any) -> None:
     """Stand beside `scale_grads`; a version without it divides nothing.
 
     Raises:
@@ -391,7 +391,7 @@ def listen_pipeline(hold: HookContext, library: Any) -> None:
         if self.is_last:  # the others have no loss
             hold.listeners.step.averaged(grad_scale_factor)
 
-    stage.scale_grads = call_beside(hold, stage.scale_grads, observe, "loss")
+    stage.scale_grads = observe_then_call(hold, stage.scale_grads, observe, "loss")
 
 
 def patch_accelerate_saves(hold: HookContext, library: Any) -> None:
@@ -421,19 +421,19 @@ def patch_fabric_saves(hold: HookContext, library: Any) -> None:
 
 
 ADAPTERS = {
-    "transformers": listen_trainer,
-    "lightning": listen_lightning,
-    "pytorch_lightning": listen_lightning,
+    "transformers": patch_trainer,
+    "lightning": patch_lightning,
+    "pytorch_lightning": patch_lightning,
     "accelerate.accelerator": patch_accelerate_saves,
     "lightning.fabric.fabric": patch_fabric_saves,
     "lightning_fabric.fabric": patch_fabric_saves,
-    "torch.distributed.fsdp.fully_sharded_data_parallel": listen_fsdp,
-    "torch.distributed.pipelining.stage": listen_pipeline,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": patch_fsdp_clipping,
+    "torch.distributed.pipelining.stage": patch_pipeline_scaling,
 }
 SAVES = ("safetensors", "torch.distributed.checkpoint.state_dict_saver")
 
 
-def listen_to_library(hold: HookContext, library: Any) -> None:
+def patch_imported_library(hold: HookContext, library: Any) -> None:
     """Hear what this module, which has just been imported, will do. Says so if it cannot."""
     name = library.__name__
     key = name if name in (*ADAPTERS, *SAVES) else name.partition(".")[0]

@@ -42,7 +42,7 @@ class TrainerListener:
     """
 
     def __init__(self, library: FrameworkCollector, resume: Resume) -> None:
-        self.trained_by, self.length = library.trained_by, library.length
+        self.trained_by, self.length = library.set_training_library, library.length
         self.ended = library.record_loop_end
         self.epoch, self.report = library.epoch, library.report
         self.take_order = library.take_order
@@ -128,7 +128,7 @@ class StepListener:
             inferred.sign(backward=True)
         guard.run(self._core, self._saw_backward, tensors, retains)
         if self.wiring.residues:
-            guard.run(self._wiring_part, self.wiring.backward_begins)
+            guard.run(self._wiring_part, self.wiring.begin_backward)
         if inferred.on:
             guard.run(self._core, inferred.before_backward, tensors)
 
@@ -138,9 +138,9 @@ class StepListener:
         guard.run(self._core, self.drills.after_backward)
         guard.run(self._core, self.inferred.after_backward)
         if self.wiring.residues:
-            guard.run(self._wiring_part, self.wiring.backward_ends)
+            guard.run(self._wiring_part, self.wiring.end_backward)
 
-    def backward_failed(self) -> None:
+    def on_backward_error(self) -> None:
         """It raised."""
         self._discards.failed = True
 
@@ -204,24 +204,24 @@ class StepListener:
         """`scaler.unscale_(optimizer)` was called."""
         self._guard.run(self._core, self._scaling.on_unscale, optimizer)
 
-    def scaler_steps(self, scaler: Any) -> int:
-        """`scaler.step` begins; return what `scaler_stepped` is to be given."""
+    def before_scaler_step(self, scaler: Any) -> int:
+        """`scaler.step` begins; return what `after_scaler_step` is to be given."""
         self._scaling.enter(scaler)
         return self.tracker.entries
 
-    def scaler_stepped(self, optimizer: Any, entries: int) -> None:
+    def after_scaler_step(self, optimizer: Any, entries: int) -> None:
         """It is over: if it never called `optimizer.step`, the gradients overflowed."""
         if self.tracker.entries == entries:
             without_grad = self._gate.call_without_grad
             self._guard.run(self._core, without_grad, self.tracker.on_overflow, optimizer)
 
-    def scaler_left(self) -> None:
+    def leave_scaler_step(self) -> None:
         """It is over, or raised."""
         self._scaling.scaler = None
 
     # ── an optimizer's step ───────────────────────────────────────────────────────────────────
 
-    def steps_first(self) -> bool:
+    def claim_first_step(self) -> bool:
         """Whether this thread is the first to step, and is watched from here on."""
         return self._threads.claim_first_step()
 
@@ -268,7 +268,7 @@ class StepListener:
     def end(self) -> None:
         """The process ends: the step under way is over."""
         self.inferred.end()
-        self.tracker.close(on_time=False)
+        self.tracker.finish_round(on_time=False)
 
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ class ForwardListener:
             self._inferred.sign()
         if self.drills.active:
             args, kwargs = self.drills.forward(root, args, kwargs)
-        if not self._tracker.repeats:
+        if not self._tracker.is_closure_repeated:
             self._batches.add_inputs(args, kwargs)
         return args, kwargs
 
@@ -363,7 +363,7 @@ class ForwardListener:
     ) -> None:
         """The first forward of a step with due samples is about to run."""
         sets = self.sets
-        if self._tracker.open:  # it is the next step's
+        if self._tracker.is_round_open:  # it is the next step's
             return
         sets.waiting = False
         if self.evaluation.pending:
@@ -383,7 +383,7 @@ class ForwardListener:
 
     # ── losses ────────────────────────────────────────────────────────────────────────────────
 
-    def loss_taken(
+    def on_class_loss(
         self, logits: Any, target: Any, ignored: int, loss: Any, reduction: str, result: Any
     ) -> None:
         """A loss was taken of `logits` against class indices, `ignored` being none of them.
@@ -392,7 +392,7 @@ class ForwardListener:
             loss: None where it says nothing that its graph is gone.
             reduction: `mean` or `sum` of the targets' own losses where `result` is that.
         """
-        if self._tracker.repeats:
+        if self._tracker.is_closure_repeated:
             return
         if self._inferred.pending:
             self._inferred.sign()
@@ -407,7 +407,7 @@ class ForwardListener:
         self, output: Any, target: Any, result: Any, take: Callable[..., Any], *options: Any
     ) -> None:
         """`result` is what `take` gave of these, with these positional and keyword options."""
-        if not self._tracker.repeats and self._keep_pair is not None:
+        if not self._tracker.is_closure_repeated and self._keep_pair is not None:
             pair, loss = (self._keep_pair, output, target), (result, take, *options)
             self._guard.run(self._guard.part("sampler"), self._hand_on, *pair, *loss)
 
@@ -532,7 +532,7 @@ class SaveListener:
         self._learn = learn
 
     @property
-    def active(self) -> bool:
+    def reports_saves(self) -> bool:
         """Whether this process reports."""
         return self._reporter.writer is not None
 
@@ -547,7 +547,7 @@ class SaveListener:
             )
             self._drills.after_save(path)
 
-    def saved_by_library(
+    def report_library_save(
         self, seconds: float, save_target: Callable[[], tuple[str, Optional[int]]]
     ) -> None:
         """A library has saved its own checkpoint.

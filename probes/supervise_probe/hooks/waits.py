@@ -47,7 +47,7 @@ def patch_loader(
 
     @hidden_from_stacklevel
     def following(self: Any) -> Any:
-        if gate.off_duty():
+        if gate.must_skip_hook():
             return original(self)
         listener = listeners.loader
         if listener.inferred.pending:
@@ -85,7 +85,7 @@ def patch_loader(
 
     @hidden_from_stacklevel
     def start(self: Any) -> Any:
-        if not gate.off_duty() and torch.is_grad_enabled():
+        if not gate.must_skip_hook() and torch.is_grad_enabled():
             listeners.loader.before_data_pass(self)
         return begin(self)
 
@@ -141,7 +141,7 @@ def _timer(
         @hidden_from_stacklevel
         def collective(*args: Any, **kwargs: Any) -> Any:
             nonlocal waits
-            if waits or gate.off_duty():
+            if waits or gate.must_skip_hook():
                 return original(*args, **kwargs)
             waits = True
             times.enters(kind)

@@ -387,7 +387,7 @@ class Commands:
         if rate_before is not None:
             rate_before *= rate.factor()
         try:
-            rate.scale(value, steps, self._position.step)
+            rate.start_scale(value, steps, self._position.step)
             if value == 1.0 and rate.hold is not None:
                 rate.clear_hold()
         except OSError as error:
@@ -474,7 +474,7 @@ class KeptSignals:
     def _on_signal(self, signum: int, _frame: Any) -> None:
         writer = self._reporter.writer
         ours = os.getpid() == self._pid and writer is not None
-        if ours and monotonic_ns() < writer.keep_until_ns():
+        if ours and monotonic_ns() < writer.signals_deferred_until_ns():
             name = signal.Signals(signum).name
             text = f"{name} came to the job itself, and waits with that of the supervisor"
             self._reporter.notice("signal-kept", text, {"signal": name})

@@ -89,7 +89,7 @@ class Publisher:
         while self._drafts and (self._drafts[0].ready() or len(self._drafts) > DEPTH):
             self._publish_draft(self._drafts.popleft())
 
-    def catch_up(self) -> None:
+    def publish_arrived(self) -> None:
         """Publish what has arrived, without waiting; on another thread than the training: nothing.
 
         A save has waited for the device, so that all that came before it is here.
@@ -217,7 +217,7 @@ class JobReports:
 
     def shard(self, name: Any, offset: Any) -> None:
         """The next batch comes from there; one of an evaluation is no step's."""
-        if self._torch.is_grad_enabled() and not self._gate.off_duty():
+        if self._torch.is_grad_enabled() and not self._gate.must_skip_hook():
             self._shards.report(name, offset)
 
     def end(self) -> None:

@@ -141,7 +141,7 @@ class Writer:
             )
         )
         packed = wire.pack_header(header)
-        files.own_directory(directory)
+        files.require_own_directory(directory)
         fresh = os.path.join(directory, f".rank-{rank}.{pid}.{files.random_token()}")
         descriptor = files.create_file(fresh)
         try:
@@ -261,7 +261,7 @@ class Writer:
         packed = wire.pack_collective(number, index, inside)
         _pack_checked(self._map, wire.COLLECTIVE_AT, packed, packed ^ wire.ALL_ONES)
 
-    def heard_ns(self) -> int:
+    def newest_heartbeat_ns(self) -> int:
         """Return when the newest beat was."""
         return self._checked(wire.BEAT_AT, 0) & -8
 
@@ -279,7 +279,7 @@ class Writer:
         self._store(offset, wire.pack_letter(self._status_seq, raw))
         self._words[wire.STATUS_GENERATION_AT // 8] = self._status_seq
 
-    def last_words(self, returncode: Optional[int], text: str) -> None:
+    def write_end(self, returncode: Optional[int], text: str) -> None:
         """Record how the job ended, for a supervisor that cannot reap it; the last call counts."""
         if self._closed:
             return
@@ -317,12 +317,12 @@ class Writer:
         self._at_lease = self._checked(wire.LEASE_AT, self._at_lease)
         return self._at_lease
 
-    def tight_until_ns(self) -> int:
+    def dense_sampling_until_ns(self) -> int:
         """Return until when samples are to be denser (CLOCK_MONOTONIC), 0 if never asked for."""
         self._at_tight = self._checked(wire.TIGHT_AT, self._at_tight)
         return self._at_tight
 
-    def keep_until_ns(self) -> int:
+    def signals_deferred_until_ns(self) -> int:
         """Return until when a signal waits for the supervisor (CLOCK_MONOTONIC), 0 for never."""
         self._at_keep = self._checked(wire.KEEP_AT, self._at_keep)
         return self._at_keep

@@ -73,7 +73,7 @@ def create_file(path: str, shared: bool = False) -> int:
     return fd
 
 
-def own_directory(path: str) -> None:
+def require_own_directory(path: str) -> None:
     """Raise OSError unless `path` is a directory of ours, not reached by a link."""
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):

@@ -361,7 +361,7 @@ class Gate:
         cuda = self._torch.cuda
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
-    def off_duty(self) -> bool:
+    def must_skip_hook(self) -> bool:
         """Whether a hook must do nothing: as `must_bypass`, or inside a functorch transform."""
         return self.must_bypass() or bool(self._transforming())
 

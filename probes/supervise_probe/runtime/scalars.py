@@ -30,13 +30,13 @@ class Scalars:
             A float if the host has it; else a private wide copy on its device, which no later
             in-place operation of the job can change. Both take part in arithmetic alike.
         """
-        if tensor.is_cpu and not self._late:  # as `reads`
+        if tensor.is_cpu and not self._late:  # as `can_read_now`
             return float(tensor.item())
         torch = self._torch
         wide = torch.float32 if tensor.device.type == "mps" else torch.float64  # mps has no 64
         return tensor.detach().reshape(()).to(wide, copy=True)
 
-    def reads(self, tensor: Any) -> bool:
+    def can_read_now(self, tensor: Any) -> bool:
         """Whether the host can look into `tensor` without waiting."""
         return bool(tensor.is_cpu) and not self._late  # .device.type costs 20 us behind a forward
 

@@ -214,7 +214,7 @@ class Safeguards:
         """Return the objects that execute commands."""
         return self.skip, self.clip, self.update_clip, self._scale, self._profile
 
-    def gradients(self, update: Update) -> None:
+    def check_and_clip_gradients(self, update: Update) -> None:
         """Check and clip the gradients of `update`, which are final for the first time."""
         self._guard.run(self._orders_part, self.orders.repair_or_skip, update)
         if self.outliers.busy and not update.skip:

@@ -82,7 +82,7 @@ class RateLimit:
         """Count a step."""
         self._now += 1
 
-    def take(self, *, beyond: bool = False) -> bool:
+    def take_if_allowed(self, *, beyond: bool = False) -> bool:
         """Count one use, also `beyond` the limit; False when that is reached."""
         if self.is_full and not beyond:
             return False
@@ -122,7 +122,7 @@ class SkipNonfinite:
             self._in_row = 0
             return None
         self._in_row += 1
-        if not self.limit.take(beyond=self._in_row <= self._most_in_row):
+        if not self.limit.take_if_allowed(beyond=self._in_row <= self._most_in_row):
             return None
         return "loss or gradient norm is not finite"
 
@@ -159,7 +159,7 @@ class ZeroNonfinite:
         """
         torch = self._torch
         if not isinstance(norm, torch.Tensor):
-            if isfinite(norm) or not self.limit.take():
+            if isfinite(norm) or not self.limit.take_if_allowed():
                 return 0.0
             for gradient in gradients:
                 gradient.masked_fill_(~torch.isfinite(gradient), 0.0)
@@ -205,7 +205,7 @@ class NonfiniteGuards:
         ranks = self._position.world_size
         if ranks > 1:
             loss = None  # of this rank alone
-            if self._gradient.clipped_jointly(update.known):
+            if self._gradient.was_clipped_jointly(update.known):
                 norm = self._joint_norm(update)
             elif not self._replicas.contain_all(update.known.ids):
                 self._skip.why_not = APART.format(ranks)
@@ -511,7 +511,7 @@ class SkipOutliers:
                 self._stop(f"no more update is skipped: {doubt}")
                 return False
             self._unasked = 0
-        if not self._limit.take():
+        if not self._limit.take_if_allowed():
             self._stop(self._spent)
             return False
         self._unasked += 1

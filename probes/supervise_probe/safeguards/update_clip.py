@@ -191,7 +191,7 @@ class UpdateNorms:
         self.params = params
         self._rule = rule
         self._scalars = context.scalars
-        self._norm_of = gradient.norm_of
+        self._norm_of = gradient.joint_norm
         self._live = _weights(params)
         self._old = [torch.empty_like(tensor) for tensor in self._live]
         filled = past + [math.nan] * (rule.window - len(past))
@@ -221,7 +221,7 @@ class UpdateNorms:
         self._norms[self._at] = bounds
         self._at = (self._at + 1) % self._rule.window
         back = torch.where(over, 1.0 - limit / norm, torch.zeros_like(norm))
-        if scalars.reads(back):
+        if scalars.can_read_now(back):
             if over:
                 torch._foreach_add_(self._live, self._old, alpha=float(back))
         else:
@@ -322,7 +322,7 @@ class GradientClip:
         still_scaled = getattr(update.optimizer, "grad_scale", None)
         if still_scaled is not None:  # a fused optimizer unscales inside its kernel
             limit = limit * scalars.value(still_scaled)
-        norm = self._gradient.norm_of(gradients)
+        norm = self._gradient.joint_norm(gradients)
         if scalars.on_host(norm) and scalars.on_host(limit):
             if limit < norm < inf:
                 for gradient in gradients:

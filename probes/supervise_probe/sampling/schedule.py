@@ -211,7 +211,7 @@ class SamplingSchedule:
 
     def _look(self, now_ns: int) -> None:
         self._look_ns = now_ns + LOOK_NS
-        tight = self._reporter.writer.tight_until_ns() > now_ns
+        tight = self._reporter.writer.dense_sampling_until_ns() > now_ns
         if tight is not self.tight:
             self.tight = tight
             self._next = 0

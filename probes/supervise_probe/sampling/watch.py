@@ -101,7 +101,7 @@ class Sampler:
         without_grad = self._context.gate.call_without_grad
         self._sets.run("activations", without_grad, self._logits, logits)
 
-    def backward_done(self) -> None:
+    def collect_backward_samples(self) -> None:
         """The optimizer is about to step: what a watched forward's backward showed is there."""
         keys, self.keys = self.keys, None
         if keys is not None:
@@ -189,7 +189,7 @@ class Sampler:
             return
         stack = self._torch.stack([value.reshape(()).float() for value in values.values()])
         scalars = self._context.scalars
-        if scalars.reads(stack):
+        if scalars.can_read_now(stack):
             numbers = stack.tolist()
         else:
             wide = stack.to(
@@ -290,7 +290,7 @@ class ForwardWatch:
 
     def _quiet(self) -> bool:
         """Whether a look would be taken for the job's own: another thread, a tracer, a mode."""
-        return bool(self._gate.off_duty() or self._modes())
+        return bool(self._gate.must_skip_hook() or self._modes())
 
     def _look(self, name: str, look: Callable[..., Any], *args: Any) -> None:
         self._sets.run(name, self._plainly, look, *args)
@@ -359,7 +359,7 @@ class Snapshots:
         spare = self._copies
         self._copies = {n: self._copy(p.detach(), spare.get(n)) for n, p in alive.items()}
         scalars = self._scalars
-        devices = {p.device for p in alive.values() if not scalars.reads(p)}
+        devices = {p.device for p in alive.values() if not scalars.can_read_now(p)}
         self._events = [scalars.event(device) for device in devices]
         self.arriving = True
         if not devices:

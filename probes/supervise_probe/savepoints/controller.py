@@ -217,7 +217,7 @@ class RollbackController:
         """The steps to which a rollback can go."""
         return [] if self._savepoints is None else list(self._savepoints.steps)
 
-    def due(self) -> bool:
+    def is_savepoint_due(self) -> bool:
         """Whether a savepoint is due.
 
         None is taken after a step that was not finite, while an older one is being written, or as
@@ -391,8 +391,8 @@ class RollbackController:
         before_step, sound = int(args["before_step"]), bool(args.get("sound"))
         undo = [
             step
-            for step in self._savepoints.with_older_moments
-            if not self._probe_batch.doubt_of(step, before_step, GOOD, sound)
+            for step in self._savepoints.steps_with_older_moments
+            if not self._probe_batch.explain_savepoint_doubt(step, before_step, GOOD, sound)
         ]
         return {"steps": self.steps, "undo": undo}
 
@@ -439,7 +439,7 @@ class RollbackController:
 
         try:
             restored, state = self._savepoints.restore(before_step, sign)
-            doubt = partial(self._probe_batch.doubt, before_step, GOOD, sound)
+            doubt = partial(self._probe_batch.explain_weights_doubt, before_step, GOOD, sound)
             if "older_moments" in restored and doubt():
                 restored, state = self._savepoints.restore(before_step)
         except CannotRestore as problem:
@@ -456,7 +456,7 @@ class RollbackController:
         self._collectors.rewind(of_weights)
         position.attempt += 1
         self._reporter.status_changed()
-        self._history.expect_nothing()
+        self._history.stop_comparing()
         self._probe_batch.compare_after_rollback(state, step)
         self._safeguards.on_rollback(step)
         return dict(restored)

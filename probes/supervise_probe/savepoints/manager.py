@@ -321,9 +321,9 @@ class SavepointStore:
 
     def clear(self) -> None:
         """Drop all."""
-        self.keep_only(lambda savepoint: False)
+        self.drop_unless(lambda savepoint: False)
 
-    def keep_only(self, is_retained: Callable[[Savepoint], bool]) -> None:
+    def drop_unless(self, is_retained: Callable[[Savepoint], bool]) -> None:
         """Drop those that are not `wanted`."""
         for savepoint in [candidate for candidate in self.savepoints if not is_retained(candidate)]:
             self._drop(savepoint, None)
@@ -406,7 +406,7 @@ class SavepointManager:
         return [savepoint.step for savepoint in self._store.savepoints]
 
     @property
-    def with_older_moments(self) -> list[int]:
+    def steps_with_older_moments(self) -> list[int]:
         """Those of them with the moments of the savepoint before."""
         return [savepoint.step for savepoint in self._store.savepoints if savepoint.older_moments]
 
@@ -491,7 +491,7 @@ class SavepointManager:
         try:
             job_frames(self._torch)  # refuses a step inside of backward
             self._drop_without_optimizer()
-            self._store.keep_only(lambda savepoint: savepoint.step < step)
+            self._store.drop_unless(lambda savepoint: savepoint.step < step)
             new = self._new(step, attempt, extra)
         except CannotRestore as problem:
             self._swapped_out += 1
@@ -579,7 +579,7 @@ class SavepointManager:
         raise CannotRestore("no savepoint has been taken yet")
 
     def _drop_without_optimizer(self) -> None:
-        self._store.keep_only(lambda savepoint: savepoint.training.is_alive())
+        self._store.drop_unless(lambda savepoint: savepoint.training.is_alive())
 
 
 def _drop_dead_optimizer(owner: "weakref.ref[SavepointManager]", optimizer: Any) -> None:

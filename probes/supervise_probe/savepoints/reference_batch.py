@@ -191,7 +191,7 @@ class ReferenceBatch:
 
     def _to_host(self, tensor: Any, arrivals: list[Any]) -> Any:
         """Start a copy to the host, and add the event of its arrival; one of the host is itself."""
-        if self._scalars.reads(tensor):
+        if self._scalars.can_read_now(tensor):
             return tensor
         host = self._torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         host.copy_(tensor, non_blocking=True)
@@ -249,7 +249,7 @@ class ReferenceBatch:
             self.why_not = str(refusal)
             return None
         self.why_not = ""
-        if not self._scalars.reads(value):
+        if not self._scalars.can_read_now(value):
             return value, loss
         return value.item(), None if loss is None else loss.item()
 
@@ -298,7 +298,7 @@ class ReferenceBatch:
         self.why_not = UNSEEN
         self._sets.want()
 
-    def doubt(self, before_step: int, within: float, sound: bool = False) -> str:
+    def explain_weights_doubt(self, before_step: int, within: float, sound: bool = False) -> str:
         """Return why the weights may be bad, "" where these rows show that they are good.
 
         Where these rows tell nothing, as with a loss of pairs, `sound` says whether they are.
@@ -321,7 +321,9 @@ class ReferenceBatch:
             return ""
         return f"the weights are bad: the probe batch has a loss of {now:.4g}, and had {was:.4g}"
 
-    def doubt_of(self, step: int, before_step: int, within: float, sound: bool) -> str:
+    def explain_savepoint_doubt(
+        self, step: int, before_step: int, within: float, sound: bool
+    ) -> str:
         """Return the same for the weights of the savepoint of `step`, by its own loss."""
         now = next((float(loss) for loss_step, loss in self._losses if loss_step == step), None)
         losses = [
@@ -381,7 +383,7 @@ class ReferenceBatch:
         else:
             self._extra["rerun_mismatch"] = mismatch
 
-    def value_in(self, state: Mapping[str, Any]) -> Optional[Any]:
+    def value_of_savepoint(self, state: Mapping[str, Any]) -> Optional[Any]:
         """Return the value among the counters of a savepoint; None if it is of another batch."""
         return state.get(KEY) if state.get(SERIAL, 0) == self._serial else None
 
@@ -408,7 +410,7 @@ class ReferenceBatch:
         output = self._output if self._many is None else self._output_of_many
         run = partial(self._sampler.trials.run, root, inputs, fixed=True, take=output.loss)
         (now,) = run()
-        with weights_check.swapped_weight(lone):
+        with weights_check.with_old_weight(lone):
             (was,) = run()
         if now is None or was is None:
             return
@@ -423,7 +425,7 @@ class ReferenceBatch:
         if not self._on:
             return {}
         facts = {"why": DRIFTS}  # a new process compares after its first forward
-        if not self._drifts and self._times.forward_since():
+        if not self._drifts and self._times.had_forward_since_step():
             facts = {"why": NO_BACKWARD}
         elif not self._drifts:
             value = self.value()
@@ -466,7 +468,7 @@ class ReferenceBatch:
                 while losses and losses[-1][0] > step:
                     losses.pop()
             why_not = self.why_not or (OTHER if self._serial else UNSEEN)
-            self._compare(self.value_in(state), why_not, SAME)
+            self._compare(self.value_of_savepoint(state), why_not, SAME)
 
     # ── a checkpoint of an earlier process ────────────────────────────────────────────────────
 

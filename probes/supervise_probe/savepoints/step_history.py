@@ -72,7 +72,7 @@ class StepHistory:
             if config.first_step:
                 self._expected = self._newest(config.first_step)
 
-    def expect_nothing(self) -> None:
+    def stop_comparing(self) -> None:
         """Compare nothing: the next steps see other data."""
         self._expected = None
 
@@ -92,7 +92,7 @@ class StepHistory:
         """Loss of the newest step, if it is known."""
         return Row(*self._plain[-1]).loss if self._plain else None
 
-    def batches(self, start: int, end: int) -> dict[int, float]:
+    def batch_fingerprints(self, start: int, end: int) -> dict[int, float]:
         """Return the fingerprints of the steps `first` to `last` that are known."""
         return {
             row.step: row.fingerprint
@@ -240,10 +240,10 @@ class SkipRanges:
 
     def add(self, first: int, last: int) -> None:
         """Skip the steps `first` to `last` from now on."""
-        self.ranges.append(Range(first, last, self._history.batches(first, last)))
+        self.ranges.append(Range(first, last, self._history.batch_fingerprints(first, last)))
         del self.ranges[:-RANGES_MAX]
 
-    def due(self) -> bool:
+    def skips_current_step(self) -> bool:
         """Whether the current step, whose input was seen, is one of them."""
         step = self._position.step
         return any(

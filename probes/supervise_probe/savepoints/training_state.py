@@ -459,7 +459,7 @@ class StateWatch:
         return mark.sample != sample
 
     def _sample(self, value: Any) -> Optional[bytes]:
-        if type(value) is not self._tensor or not self._scalars.reads(value):
+        if type(value) is not self._tensor or not self._scalars.can_read_now(value):
             return None  # on a device, or of a class that holds its values elsewhere
         if not value.is_contiguous() or not has_readable_memory(value):
             return None

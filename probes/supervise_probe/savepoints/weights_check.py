@@ -244,7 +244,7 @@ def _better(one: Optional[LoneWeight], other: Optional[LoneWeight]) -> Optional[
 
 
 @contextmanager
-def swapped_weight(lone: LoneWeight) -> Iterator[None]:
+def with_old_weight(lone: LoneWeight) -> Iterator[None]:
     """Give the weight its old value for a while; its bits come back whatever happens.
 
     Torch counts no write to the weight: `place` is a view of a detached one.

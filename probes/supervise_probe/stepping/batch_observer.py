@@ -102,7 +102,7 @@ class BatchObserver:
         return mark, self._value(result) if reduction in ("mean", "sum") else None
 
     @property
-    def went_in(self) -> bool:
+    def has_inputs(self) -> bool:
         """Whether anything went into the model since the newest backward."""
         return bool(self._inputs)
 
@@ -144,12 +144,12 @@ class BatchObserver:
         for (mark, end), (*_, value) in zip(self._losses, self._targets):
             if mark is not None and mark() is None and value is not None:
                 unclaimed[end] = unclaimed.get(end, 0.0) + value
-        self._discards.losses(unclaimed.values())
+        self._discards.add_discarded_losses(unclaimed.values())
 
     def _no_backward(self) -> None:
         """Forwards come, and no backward, as of a job that leaves out all of its batches."""
         self._guard.run(self._discards_part, self._count_left_out)
-        self._guard.run(self._discards_part, self._discards.goes_on)
+        self._guard.run(self._discards_part, self._discards.record_forward_only)
         self.observe_waiting()
 
     def observe_waiting(self) -> None:

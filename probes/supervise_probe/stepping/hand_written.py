@@ -383,18 +383,18 @@ class EvaluationPass:
     def _evaluates_now(self) -> bool:
         """Whether it is between two steps, and the model in eval mode."""
         gate, tracker = self._gate, self._tracker
-        started = gate.in_forward or gate.in_backward or self._times.forward_since()
+        started = gate.in_forward or gate.in_backward or self._times.had_forward_since_step()
         return not (started or tracker.accumulates or tracker.current or _trains(self._root()))
 
     def add_loss(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
-        """A loss was taken behind that; `how` and the others as in `ForwardListener.loss_taken`."""
+        """A loss was taken behind that; the others as in `ForwardListener.on_class_loss`."""
         self.waiting = False
         self._guard.run(self._part, self._took, target, ignored, reduction, result)
 
     def _took(self, target: Any, ignored: int, reduction: str, result: Any) -> None:
         if not self._evaluates_now():
             return
-        self._tracker.close(on_time=False)  # one that waits for another optimizer is over
+        self._tracker.finish_round(on_time=False)  # one that waits for another optimizer is over
         if self._step != self._position.step or not self.pending:
             self._step, self._known = self._position.step, True
             self._sum = self._targets = 0.0

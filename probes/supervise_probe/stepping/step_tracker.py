@@ -19,7 +19,7 @@ from ..torch_state.records import (
     OptimizerInfo,
     Step,
     Update,
-    is_phantom,
+    is_state_creating_step,
     learning_rate_of,
     order_optimizers,
 )
@@ -201,13 +201,13 @@ class StepTracker:
         elif info.refresh(optimizer):
             self._context.registry.modules.changes += 1  # who remembers what they hold looks again
         update = Update(optimizer, closure, info)
-        if not info.real or is_phantom(self._torch, update, self.accumulates):
+        if not info.real or is_state_creating_step(self._torch, update, self.accumulates):
             return None
         if (self._reporter.writer is None or not self._gate.on) and not self._process.open():
             return None
         key = id(optimizer)
         if key in self._round.members:
-            self.close(on_time=False)
+            self.finish_round(on_time=False)
         started, earlier = self._round.members, self._round.before
         late = earlier and not started and not self.accumulates and key not in earlier
         if self._drills.follows:
@@ -266,7 +266,7 @@ class StepTracker:
     def _scale_rate(self, optimizer: Any, info: OptimizerInfo) -> None:
         rate, drills, everyone = self._rate, self._drills, self._optimizers.known
         drill = drills.lr_factor() if drills.active else 1.0
-        rate.note(info, optimizer, self._position.step, drill)
+        rate.record_requested_rates(info, optimizer, self._position.step, drill)
         ours = rate.held.now * rate.warming.now
         if drill != 1.0 or ours != 1.0 or rate.hold is not None:
             index = info.first_group
@@ -284,7 +284,7 @@ class StepTracker:
         if self._sampler.kept is not None:
             self._sampler.side_pass()
         if self._sampler.keys is not None:
-            self._sampler.backward_done()
+            self._sampler.collect_backward_samples()
         if drills.active:
             drills.before_update(update.params, update.optimizer)
         found_inf = getattr(update.optimizer, "found_inf", None)
@@ -292,10 +292,15 @@ class StepTracker:
             update.found_inf = self._context.scalars.value(found_inf)
         self._guard.run_all(self._plan.now["measure"], update)
         skips = self._skips
-        if skips.ranges and not update.skip and len(self._round.members) == 1 and skips.due():
+        if (
+            skips.ranges
+            and not update.skip
+            and len(self._round.members) == 1
+            and skips.skips_current_step()
+        ):
             update.skip = self._skip = "command"
         if not update.skip:
-            self._safeguards.gradients(update)
+            self._safeguards.check_and_clip_gradients(update)
             self._skip = update.skip
         if not update.skip and len(self._round.members) == 1 and self._rollbacks.needs_moment_check:
             self._guard.run(
@@ -314,7 +319,7 @@ class StepTracker:
             self._safeguards.after_update(update)
         self._guard.run_all(self._plan.now["after_update"], update)
         if self._round.is_at_end():
-            self.close(on_time=True)
+            self.finish_round(on_time=True)
 
     def on_overflow(self, optimizer: Any) -> None:
         """The GradScaler found no finite gradients and never called `optimizer.step`."""
@@ -326,12 +331,12 @@ class StepTracker:
             self.after_step(update)
 
     @property
-    def repeats(self) -> bool:
+    def is_closure_repeated(self) -> bool:
         """Whether a closure is being evaluated once more in the same step."""
         return self.current is not None and self.current.measured
 
     @property
-    def open(self) -> bool:
+    def is_round_open(self) -> bool:
         """Whether a round was stepped that is not over yet: a forward now is the next step's."""
         return bool(self._round.members) and (self.current is None or self._undecided)
 
@@ -343,11 +348,11 @@ class StepTracker:
 
     def on_backward(self, loss: Optional[Number], retains: bool) -> None:
         """A backward of `loss` is about to run (None: of something that is no scalar)."""
-        if self.open:
-            self.close(on_time=False)
+        if self.is_round_open:
+            self.finish_round(on_time=False)
         if self.current is not None and self._undecided:
             self._gate.call_without_grad(self._begin, self.current)
-        if self.repeats:
+        if self.is_closure_repeated:
             return
         again = self.accumulates and len(self._round.members) < 2
         self._discards.before_backward(again, not self._mark_ns, retains)
@@ -355,7 +360,7 @@ class StepTracker:
         if loss is not None:
             self._guard.run_all(self._plan.now["after_backward"], loss)
 
-    def close(self, on_time: bool) -> None:
+    def finish_round(self, on_time: bool) -> None:
         """Make the round a step: collect, publish, count."""
         if not self._round.members:
             return
@@ -391,7 +396,7 @@ class StepTracker:
 
     def end_step_for_thread(self, optimizer: Any) -> None:
         """Another thread trains from now on and has just stepped `optimizer`: end the step."""
-        self.close(on_time=False)
+        self.finish_round(on_time=False)
         self._round.set_last_optimizer(id(optimizer), [id(optimizer)])
         self.accumulates, self._mark_ns = False, 0  # what lies between has no time
 
@@ -399,7 +404,7 @@ class StepTracker:
         """An optimizer steps for the first time: the groups of all are counted again."""
         infos, step = self._optimizers.known, self._position.step
         if _another_training(infos.values(), info, step - self._began):
-            self.close(on_time=False)
+            self.finish_round(on_time=False)
             self._round, self._began, self._mark_ns = OptimizerRound(), self._position.step, 0
             self._process.on_other_optimizer()
         elif infos and step - self._began > 1 and self._rate.hold is not None:
@@ -462,9 +467,9 @@ class BetweenSteps:
         tracker.on_time = False
         guard, rollbacks = context.guard, self._rollbacks
         guard.finish_step_timing()
-        if rollbacks.due():
+        if rollbacks.is_savepoint_due():
             guard.run(guard.part("savepoints", share=1.0), rollbacks.take_due_savepoint)
-        if context.reporter.status_due():
+        if context.reporter.is_status_due():
             guard.run(guard.core, context.reporter.write_status)
         self._commands.run()
 
@@ -510,7 +515,7 @@ class DiscardedGradients:
             retains: its graph, for another backward.
         """
         if again and (is_first or self.failed or self._zeroed) and self._all_gone():
-            self._guard.run(self._part, self._discards.gradients)
+            self._guard.run(self._part, self._discards.add_discarded_gradients)
             self._plan.run("forget")
             self._scaling.forget()
         self.failed, self._retained = False, retains
@@ -518,7 +523,7 @@ class DiscardedGradients:
             self._zeroed = set()
 
     def _all_gone(self) -> bool:
-        if self._retained and not self._batches.went_in:
+        if self._retained and not self._batches.has_inputs:
             return False  # another loss of the same forward
         return not self._registry.has_uncleared_gradients(self._zeroed)
 
@@ -609,7 +614,7 @@ class TrainingThread:
         if self._others < STEPS or gate.inside or gate.in_backward or gate.in_forward:
             return False
         waits = frame.f_globals is vars(threading)
-        newest: int = self._context.reporter.writer.heard_ns()
+        newest: int = self._context.reporter.writer.newest_heartbeat_ns()
         began, previous = self._began
         usual = (newest - began) // max(1, self._tracker.entries - previous)
         limit = max(WAITING_NS if waits else STILL_NS, USUAL * usual)

@@ -94,7 +94,7 @@ class RateHold:
         self.levels, self.since, self.release, self._last = levels, since, release, newest
         self._back, self._over, self._quiet, self.used = False, False, 0, 1.0
 
-    def limit(self, number: int, rate: float, step: int) -> Optional[float]:
+    def limit_if_exceeded(self, number: int, rate: float, step: int) -> Optional[float]:
         """Return what a group may have where it asks for more, None where it does not.
 
         A rate that falls from its jump to what a warm-up may have come to meanwhile is healthy, and
@@ -114,7 +114,7 @@ class RateHold:
         self._over = True
         return level
 
-    def advance(self) -> bool:
+    def advance_and_check_end(self) -> bool:
         """A step ended; return whether the hold has."""
         self._quiet = 0 if self._over else self._quiet + 1
         self._over = False
@@ -201,20 +201,22 @@ class LearningRate:
         if rewarm:
             self.warming = Warmup(float(rewarm["start"]), int(rewarm["steps"]))
 
-    def scale(self, value: float, steps: int, start: int) -> None:
-        """Multiply by `value` from the step `first` on, back at 1 after `steps`; 0: it stays.
+    def start_scale(self, factor: float, steps: int, start: int) -> None:
+        """Multiply by `factor` from the step `first` on, back at 1 after `steps`; 0: it stays.
 
         Raises:
             OSError: it is so, but a later launch will not know.
         """
-        self.held = Warmup(value, steps)
-        if value == 1.0:
+        self.held = Warmup(factor, steps)
+        if factor == 1.0:
             _forget(self._path)
             return
-        document = {"value": value, "steps": steps, "first": start}
+        document = {"value": factor, "steps": steps, "first": start}
         files.replace_file(self._path, json.dumps(document).encode())
 
-    def note(self, info: OptimizerInfo, optimizer: Any, step: int, drill: float) -> None:
+    def record_requested_rates(
+        self, info: OptimizerInfo, optimizer: Any, step: int, drill: float
+    ) -> None:
         """Remember what the job asks for in this step, where the host knows it."""
         rates: list[Optional[float]] = []
         for group in optimizer.param_groups:  # a comprehension is one more call in each step
@@ -316,7 +318,7 @@ class LearningRate:
             job_rate = self._on_host(rate) if hold is not None or limit is not None else None
             if job_rate is not None:
                 requested_rate = job_rate * drill
-                cap = None if hold is None else hold.limit(number, requested_rate, step)
+                cap = None if hold is None else hold.limit_if_exceeded(number, requested_rate, step)
                 if hold is not None and start == 0 and self._is_shared(rate, groups[0], group):
                     used = 1.0 if cap is None else cap / job_rate
                     hold.used = min(used, hold.used) if number else used
@@ -390,7 +392,7 @@ class LearningRate:
             if not self.held.moves:
                 with suppress(OSError):  # then a later launch goes through the ramp once more
                     _forget(self._path)
-        ends = self.hold is not None and self.hold.advance()
+        ends = self.hold is not None and self.hold.advance_and_check_end()
         if ends:
             with suppress(OSError):  # then a later launch lets it go once more
                 self.clear_hold()
@@ -399,7 +401,7 @@ class LearningRate:
     def _on_host(self, rate: Any) -> Optional[float]:
         """Return a rate as a number, None where that would wait for a device, or there is none."""
         if isinstance(rate, self._torch.Tensor):
-            return float(rate) if self._scalars.reads(rate) and rate.numel() == 1 else None
+            return float(rate) if self._scalars.can_read_now(rate) and rate.numel() == 1 else None
         return float(rate) if isinstance(rate, (int, float)) else None
 
 

@@ -196,7 +196,7 @@ def learning_rate_of(torch: Any, optimizer: Any) -> Any:
     return rate
 
 
-def is_phantom(torch: Any, update: Update, backward: bool) -> bool:
+def is_state_creating_step(torch: Any, update: Update, backward: bool) -> bool:
     """Whether the job only pretends to step: rate 0 and gradients 0, to create its state.
 
     Args:
@@ -376,7 +376,7 @@ class Times:
         """An optimizer's step ended."""
         self.ended = self.input, self.forward, self.backward, self.optimizer, self.comm
 
-    def forward_since(self) -> bool:
+    def had_forward_since_step(self) -> bool:
         """Whether the outermost module was called since the newest optimizer's step."""
         return self.forward != self.ended[1]
 

@@ -112,7 +112,7 @@ class Registry:
         else:
             self.schedulers.add(thing)
 
-    def made_at(self, optimizer: Any) -> str:
+    def creation_line(self, optimizer: Any) -> str:
         """Return the job's line that made an optimizer, "" where that is not known."""
         reference, line = self._made.get(id(optimizer), (None, ""))
         return line if reference is not None and reference() is optimizer else ""

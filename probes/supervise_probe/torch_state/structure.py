@@ -308,7 +308,7 @@ class WeightCopies:
         self._uniform: dict[frozenset[int], Optional[int]] = {}
 
     @property
-    def several(self) -> bool:
+    def has_other_ranks(self) -> bool:
         """Whether there are other ranks."""
         return self._position.world_size > 1
 

@@ -240,9 +240,9 @@ def compose_from_root(
         _check_sort(file_root, problems)
     if problems.count > count:
         problems.raise_if_any()
-    root, removed = pack.fold_chain([file_root for file_root, _ in files], problems)
+    root, removed = pack.merge_policy_chain([file_root for file_root, _ in files], problems)
     if notify:
-        root = pack.with_channels(root, notify, problems)
+        root = pack.add_channels(root, notify, problems)
     form: PolicyFile = read_section(PolicyFile, root, problems, "", lenient=True)
     parts = Parts(folders=tuple(dict.fromkeys(file.parent for _, file in files)))
     _fill(parts, root, form, problems)

@@ -239,7 +239,7 @@ def base_chain(root: MapNode, path: Path, problems: Problems) -> list[tuple[MapN
     return files
 
 
-def fold_chain(roots: Collection[MapNode], problems: Problems) -> tuple[MapNode, set[str]]:
+def merge_policy_chain(roots: Collection[MapNode], problems: Problems) -> tuple[MapNode, set[str]]:
     """Return one policy from a chain, and the names that were removed from a base."""
     base, *extensions = reversed([*roots])
     removed: set[str] = set()
@@ -248,7 +248,7 @@ def fold_chain(roots: Collection[MapNode], problems: Problems) -> tuple[MapNode,
     return base, removed
 
 
-def with_channels(
+def add_channels(
     root: MapNode, notify: Mapping[str, Mapping[str, str]], problems: Problems
 ) -> MapNode:
     """Return a policy with more keys under `notify`."""

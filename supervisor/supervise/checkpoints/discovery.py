@@ -338,7 +338,7 @@ class OwnershipResolver:
         self._reported |= {_folder(path) for path in own_paths}
         self._covered |= any(_folder(path) in self._reported for path in matched)
 
-    def verdict(self, entry: Entry) -> tuple[str, str]:
+    def ownership_verdict(self, entry: Entry) -> tuple[str, str]:
         """Return `FOREIGN` or `CONTESTED` and the reason; two empty strings for the job's own.
 
         The verdict on a foreign one stands until the job reports it.
@@ -373,7 +373,7 @@ class OwnershipResolver:
 
     def is_own(self, entry: Entry) -> bool:
         """Whether it is the job's own, by `verdict`."""
-        return not self.verdict(entry)[0]
+        return not self.ownership_verdict(entry)[0]
 
     def claiming_run(self, current: Stamp) -> str:
         """Return the run whose job reported these files, "" if none did."""

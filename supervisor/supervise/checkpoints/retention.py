@@ -78,7 +78,7 @@ class PinStore:
         """Return the pinned file or directory; it has the name that the job gave it."""
         return self.folder(entry) / DATA / entry.name
 
-    def no_room(self, size: int) -> str:
+    def explain_no_room(self, size: int) -> str:
         """Return why `size` bytes cannot be pinned, "" if they can."""
         if self._link:
             return ""
@@ -540,7 +540,7 @@ class Retention:
                 self.release(entry)  # no verification is under way after a restart
 
     @contextmanager
-    def exclusive_disk(self) -> Iterator[None]:
+    def lock_pinned_files(self) -> Iterator[None]:
         """Lock the pinned files at once; a copy under way is given up and made later."""
         self._claimed.set()
         with self.disk:
@@ -636,7 +636,7 @@ class Retention:
 
     def has_room(self, entry: Entry) -> bool:
         """Whether the disk has room for a pinned copy; if not, a note says why."""
-        reason = self.pins.no_room(entry.bytes)
+        reason = self.pins.explain_no_room(entry.bytes)
         if reason:
             self.notifications.queue_note(f"checkpoints are not pinned: {reason}", once="room")
         return not reason

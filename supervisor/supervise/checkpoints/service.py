@@ -87,7 +87,7 @@ class Restorer:
     def prepare_restore(self, name: str) -> None:
         """See `CheckpointService.prepare`."""
         retention = self.retention
-        with retention.exclusive_disk():
+        with retention.lock_pinned_files():
             self.discard_prepared()
             with retention.lock:
                 entry = self._verified(name)
@@ -108,7 +108,7 @@ class Restorer:
     def restore(self, name: str) -> RestoredCheckpoint:
         """See `CheckpointService.restore`."""
         retention = self.retention
-        with retention.exclusive_disk(), retention.lock:
+        with retention.lock_pinned_files(), retention.lock:
             try:
                 self.scan()
                 entry = self._verified(name)
@@ -387,7 +387,7 @@ class CheckpointService:
         """Something was written where checkpoints may be. Any thread; does not wait."""
         self._wake.set()
 
-    def resume(self, delivered: Mapping[str, bool]) -> None:
+    def resume_after_crash(self, delivered: Mapping[str, bool]) -> None:
         """Continue for a supervisor that died, before `start`; report what it did not deliver.
 
         Args:
@@ -437,7 +437,7 @@ class CheckpointService:
         )
         self._start(self._urgent_thread)
 
-    def being_verified(self) -> str:
+    def label_under_verification(self) -> str:
         """Return the checkpoint that is being verified, for people; "" for none."""
         entry = self._verifier.current
         return "" if entry is None else f"{entry.label} ({entry.bytes / 1e6:,.1f} MB)"
@@ -490,7 +490,7 @@ class CheckpointService:
         if works and self._is_urgent and not any(map(_is_resumable, [*self._register.entries])):
             self._urgent_until_s = self._looked_s + self._patience_s
 
-    def lower_priority(self) -> None:
+    def end_urgent_verifications(self) -> None:
         """Start no more urgent verifications: the job is about to run again."""
         self._urgent_until_s, self._patience_s, self._awaited = -inf, 0.0, None
         thread = self._urgent_thread

@@ -363,7 +363,7 @@ class CheckpointTracker:
 
     def _disown(self, entry: Entry, changes: Changes) -> bool:
         """Return whether it is not the job's own; such a file is never restored or moved."""
-        state, reason = self._owners.verdict(entry)
+        state, reason = self._owners.ownership_verdict(entry)
         if state:
             if entry.state == VERIFIED:
                 changes.lost.append(entry)

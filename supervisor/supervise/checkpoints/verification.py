@@ -206,7 +206,7 @@ class VerifierProcess:
         environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._cancelled = False
         pipe = subprocess.PIPE
-        command = [*files.as_owner(command[0]), *command]
+        command = [*files.run_as_owner_prefix(command[0]), *command]
         process = Child(command, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
         self._process = process
         try:

@@ -52,7 +52,7 @@ UNSUPERVISED, RUNNING, LOST, CRASHED, STOPPED, FINISHED, UNKNOWN = STATES = (
 LAST_SEGMENTS = 2  # of the journal, in which an end would be
 
 
-def state_of(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | None]:
+def run_state(run: RunDir, outcome: RunOutcome, host: str) -> tuple[str, int | None]:
     """Return one of STATES and the exit code, without reading the journal.
 
     Args:
@@ -182,7 +182,7 @@ def only_adoptable_run() -> Path:
         with suppress(StoreError, *MISSHAPEN):
             run = RunDir.open(path)
             host = str(run.read_json("run.json")["host"])
-            if state_of(run, skim_run(run.audit_path), host)[0] in (UNSUPERVISED, LOST):
+            if run_state(run, skim_run(run.audit_path), host)[0] in (UNSUPERVISED, LOST):
                 runs.append(path)
     if len(runs) == 1:
         return runs[0]

@@ -581,7 +581,7 @@ def _run(trial: _Trial, name: str, number: int, log: TrialLog) -> tuple[RunDir, 
     )
     log.note("canary_arm", text, recorded_arm)
     echo(text, err=True)
-    if arm.crashed and not arm.stopped:
+    if arm.has_crashed and not arm.stopped:
         tail = last_lines(trial.directory / f"{arm_name}.log")
         echo(*(f"    {line}" for line in tail.splitlines()), err=True)
     return outcome.run, arm

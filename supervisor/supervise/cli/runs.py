@@ -46,8 +46,8 @@ from ._runs import (
     find_run,
     newest_run,
     run_argument,
+    run_state,
     runs_in,
-    state_of,
 )
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _fill(
 
     described = run.describe()
     row.created, row.policy, row.mode = described.created, described.policy, described.mode
-    row.state, row.exit_code = state_of(run, outcome, described.host)
+    row.state, row.exit_code = run_state(run, outcome, described.host)
     row.step = outcome.step
     row.incidents, row.gravest = len(outcome.incidents), outcome.worst
     if state is None:

@@ -19,7 +19,7 @@ __getattr__ = lazy_exports(
         "checkpoint_wait": "awaited_checkpoint_bound",
         "diagnosis": "describe_recurring_onsets, has_reward",
         "engine": "compare_decisions, fold_events, initial_state, step",
-        "frames": "JobFrames, fold_rank_values",
+        "frames": "JobFrames, combine_rank_values",
         "host_health": (
             "Device, Finding, judge_devices, judge_disk, judge_matmul, judge_memory, health_summary"
         ),

@@ -447,7 +447,7 @@ def advise_restart(policy: Policy, state: State, before_step: float = math.inf) 
 NONE: Steps = ()
 
 
-def manual_choices(
+def advise_manual_choices(
     policy: Policy, state: State, incident: Incident, *, is_held: bool = False
 ) -> Steps:
     """Return what a person should do while no action runs by itself, and what else would do.
@@ -519,9 +519,9 @@ def advise_relaunch_only(policy: Policy) -> Advice:
     return Advice(None, (Step("a relaunch is left"), Step("to see from where", LIST_CHECKPOINTS)))
 
 
-def choices_in_hold(policy: Policy, state: State, incident: Incident) -> Steps:
+def advise_choices_in_hold(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what a person should do in a hold; a rollback does not end it."""
-    return manual_choices(policy, state, incident, is_held=True)
+    return advise_manual_choices(policy, state, incident, is_held=True)
 
 
 def advise_after_withdrawal(policy: Policy, state: State, incident: Incident) -> Advice:
@@ -561,7 +561,7 @@ def _decided_again(frame: int, state: State) -> str:
     return f"decided again {'soon' if steps < 1 else off}"
 
 
-def advice_after_stop(policy: Policy, state: State, incident: Incident) -> Steps:
+def advise_after_stop(policy: Policy, state: State, incident: Incident) -> Steps:
     """Return what follows when a rule has stopped the job; what stood still may do so again."""
     if incident.trigger.still:
         mend = Step("mend what it waited for, or it may stop there again")
@@ -693,7 +693,7 @@ def is_request_unneeded(incident: Incident, verdict: Verdict) -> bool:
     return astray and is_loss_rejoined(verdict)
 
 
-def advice_on_request(
+def advise_on_request(
     state: State, incident: Incident, pending: ApprovalRequest, verdict: Verdict | None
 ) -> Advice:
     """Return how to answer a request: one that the loss no longer needs is not urged."""
@@ -722,7 +722,9 @@ def advise_after_faulty_restart(state: State, incident: Incident) -> Steps:
     return tuple(parts)
 
 
-def remedy_with_restart(policy: Policy, state: State, incident: Incident, remedy: Steps) -> Steps:
+def advise_remedy_with_restart(
+    policy: Policy, state: State, incident: Incident, remedy: Steps
+) -> Steps:
     """Return how to go on where a restart has left something wrong."""
     before_step, overlap = incident.untrusted_from, state.repeated.overlap
     differences = () if overlap is None else overlap.differences
@@ -796,7 +798,9 @@ AFTER_KILL = (
 SAME_RATE = 0.05  # of a learning rate: as before; project default
 
 
-def free_rate(incident: Incident, purpose: str = "give the job its own learning rate back") -> Step:
+def advise_free_rate(
+    incident: Incident, purpose: str = "give the job its own learning rate back"
+) -> Step:
     """Return how to let the learning rate go, once what moved it is over."""
     is_drill = any(event.kind == "drill" for event in incident.case.context)
     once = "the drill is over" if is_drill else "its schedule is mended"
@@ -812,7 +816,7 @@ def advise_on_held_rate(state: State, incident: Incident) -> tuple[Steps, Steps]
     if monitor.value("lr_hold") is None:
         held, rate = monitor.history.series("lr_hold"), monitor.value("learning_rate")
         if "lr_hold" not in monitor.names:  # nor is it known to have ended
-            lift = free_rate(incident, "lift a cap of the learning rate that may still hold")
+            lift = advise_free_rate(incident, "lift a cap of the learning rate that may still hold")
             return (*sentences(_describe_rate(incident, rate)), lift), ()
         now = "" if rate is None else f" (now {rate:.3g})"
         until = "the cap of the learning rate ended" + (f" at step {held[-1][0]}" if held else "")
@@ -821,7 +825,7 @@ def advise_on_held_rate(state: State, incident: Incident) -> tuple[Steps, Steps]
     limit = recovery.rate_limits[-1] if recovery.rate_limits else jump.before if jump else None
     height = "where it was before" if limit is None else f"at {limit:.3g}"
     capped = f"the learning rate is capped {height} until the job asks for no more"
-    return sentences(capped), (free_rate(incident),)
+    return sentences(capped), (advise_free_rate(incident),)
 
 
 def _describe_rate(incident: Incident, rate: float | None) -> str:
@@ -849,20 +853,20 @@ def advise_in_case_of_relapse(policy: Policy, state: State, incident: Incident) 
         then = f"if it ends at step {step} again: no further restart, as that is no progress"
         then = then if state.step <= step else ""
     if wrong := advise_after_faulty_restart(state, incident):
-        remedy = remedy_with_restart(policy, state, incident, wrong)
+        remedy = advise_remedy_with_restart(policy, state, incident, wrong)
         return Advice(None, (*remedy, *sentences(then)))
     rate, live = advise_on_held_rate(state, incident)
     return Advice(Lead.NOTHING, (*rate, *sentences(then)), live)
 
 
-def advice_at_end(
+def advise_at_end(
     policy: Policy, state: State, incident: Incident, verdict: Verdict | None
 ) -> Advice:
     """Return the advice of an incident that ends; what is still wrong comes first."""
     ended, then = state.job.has_ended, Advice(Lead.NOTHING)
     quiet = Lead.BEFORE_NEXT if ended else Lead.LATER
     if verdict is not None:
-        against_weights = rule_scope.against_weights(policy, incident)
+        against_weights = rule_scope.may_speak_against_weights(policy, incident)
         checks = () if against_weights else advise_checks_of_firing_rules(policy, state, incident)
         then = (
             Advice(quiet, checks)
@@ -889,6 +893,6 @@ def advice_at_end(
         use = f"use no checkpoint that was saved since step {incident.onset_step}: move them away"
         then = Advice(None, (Step(use), *then.steps), then.live)
     if wrong := advise_after_faulty_restart(state, incident):
-        return Advice(None, remedy_with_restart(policy, state, incident, wrong))
+        return Advice(None, advise_remedy_with_restart(policy, state, incident, wrong))
     rate, live = advise_on_held_rate(state, incident)
     return Advice(then.lead, then.steps + rate, live or then.live)

@@ -134,7 +134,7 @@ def report_unneeded(ctx: StepContext, incident: Incident, pending: ApprovalReque
         runbook=pending.runbook,
         request=pending.id,
         summary=diagnosis.verdict_summary(verdict),
-        advice=advice.advice_on_request(ctx.state, incident, pending, verdict),
+        advice=advice.advise_on_request(ctx.state, incident, pending, verdict),
     )
     ctx.send(unneeded)
 

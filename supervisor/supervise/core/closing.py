@@ -98,7 +98,7 @@ def hold_incident(
         limit=limit,
         summary=diagnosis.verdict_summary(verdict),
         status="" if state.job.seen_ended else status,  # the reason says it
-        advice=Advice(None, (*advice.choices_in_hold(policy, state, incident), *then)),
+        advice=Advice(None, (*advice.advise_choices_in_hold(policy, state, incident), *then)),
     )
     ctx.send(held, replace=True)
 
@@ -136,7 +136,7 @@ def report_unactionable(
     ctx.record(RunbookRefused(reason=f"{name} cannot run: {refusal}", runbook=name))
     impossible = notices.RunbookImpossible(runbook=name, refusal=refusal)
     ctx.state.job.no_restart_reason = impossible
-    ways = advice.manual_choices(ctx.policy, ctx.state, incident)
+    ways = advice.advise_manual_choices(ctx.policy, ctx.state, incident)
     notice = notices.NothingPossible(
         severity=incident.severity if incident.severity != "SEV2" else "SEV1",
         incident=incident.id,
@@ -231,7 +231,7 @@ def close_incident(
         diagnosis.remember_onset(ctx.state.context, incident.case)
         action_planning.remember_data(ctx.state, incident)
     if then is None:
-        then = advice.advice_at_end(ctx.policy, ctx.state, incident, verdict)
+        then = advice.advise_at_end(ctx.policy, ctx.state, incident, verdict)
     _notify_end(ctx, incident, closed, then)
     if acted:
         ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)

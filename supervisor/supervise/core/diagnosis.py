@@ -30,13 +30,13 @@ from .trends import (
     LEAST,
     PRE,
     Band,
-    calm_end_step,
     find_change,
     find_jump,
     find_slow_step,
     fit_loss_band,
     healthy_value,
     is_cpu_contention,
+    loss_rise_step,
     median,
     robust_spread,
 )
@@ -117,7 +117,7 @@ def start_loss_case(
     losses, band = history.series(LOSS), case.band
     is_raised = band is not None and _is_raised(band, losses, onset)
     if not is_raised:  # else it would be the level of the trouble itself
-        calm = calm_end_step(losses, onset) if monitor.is_objective else onset
+        calm = loss_rise_step(losses, onset) if monitor.is_objective else onset
         case.band = fit_loss_band(losses, calm)
         if case.loss_before is None or onset - incident.opened_step > LATER:
             case.loss_before = _value_before(losses, calm)
@@ -606,7 +606,7 @@ def _wiring(policy: Policy, state: State, incident: Incident) -> Iterator[Contex
     However long ago: such a job trains wrongly in each of its steps.
     """
     rules = state.rules
-    if not rules.wiring_reported or not rule_scope.against_weights(policy, incident):
+    if not rules.wiring_reported or not rule_scope.may_speak_against_weights(policy, incident):
         return
     firing = set(state.firing(policy))
     for rule in policy.rules:

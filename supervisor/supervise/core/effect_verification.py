@@ -128,7 +128,7 @@ def _compare(ctx: StepContext, overlap: Overlap, step: int, now: Row) -> None:
         then = Advice(Lead.LATER, remedies)
         if matters and incident is not None:
             then = Advice(
-                None, advice.remedy_with_restart(ctx.policy, ctx.state, incident, remedies)
+                None, advice.advise_remedy_with_restart(ctx.policy, ctx.state, incident, remedies)
             )
         otherwise = run_notices.GoesOnOtherwise(
             severity="SEV2" if matters else "INFO",

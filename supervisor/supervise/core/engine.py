@@ -359,7 +359,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         state.held_ns = tick.at_ns
         then: Steps = (Step("automatic actions on again", "supervise release RUN"),)
         if incident is not None:
-            then = advice.choices_in_hold(ctx.policy, state, incident)
+            then = advice.advise_choices_in_hold(ctx.policy, state, incident)
         ctx.send(notices.StillHeld(severity="SEV1", advice=Advice(None, then)))
 
 
@@ -494,7 +494,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
     if not (verdict.kind == SpikeClass.DATA and rule_scope.input_rules(ctx.policy, incident)):
         then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
-            then = advice.advice_on_request(state, incident, pending, verdict)
+            then = advice.advise_on_request(state, incident, pending, verdict)
         is_good_news = not incident.escalation.runs and spike_classifier.is_loss_normal_again(
             verdict
         )

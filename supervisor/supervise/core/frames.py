@@ -148,7 +148,7 @@ class History:
         rows = ((f.step, f.values[column]) for f in self.frames if column < len(f.values))
         return [(step, value) for step, value in rows if value is not None and value - value == 0.0]
 
-    def has(self, metric: str, frames: int) -> bool:
+    def has_recent_value(self, metric: str, frames: int) -> bool:
         """Return whether the metric was finite in any of the newest `frames` frames."""
         if metric not in self.names:
             return False
@@ -187,7 +187,7 @@ ALIKE = 1e-5  # relative: ranks that hold the same gradients add them in the sam
 Values = Mapping[str, float | None]
 
 
-def fold_rank_values(
+def combine_rank_values(
     rows: Mapping[int, Values],
     leader: int,
     names: Collection[str],
@@ -395,7 +395,7 @@ class JobFrames:
     ) -> Frame:
         names = self._names.get(frame.rank, ())
         rows = {**rows, frame.rank: dict(zip(names, frame.values, strict=False))}
-        combined = fold_rank_values(rows, frame.rank, names, world_size, is_complete=is_complete)
+        combined = combine_rank_values(rows, frame.rank, names, world_size, is_complete=is_complete)
         odd = next((r for r in sorted(rows) if not _finite(rows[r])), None)
         own_values = zip(names, frame.values, strict=False)
         values = tuple(combined.get(name, value) for name, value in own_values)

@@ -169,7 +169,9 @@ def _crash_incident(ctx: StepContext, end: str) -> Incident:
             ctx, monitor, "SEV1", end, breach=state.step + 1, failure=failure
         )
         incident.recovery.crashed = incident.breach_step
-    elif incident.severity == "SEV2" and not rule_scope.against_weights(ctx.policy, incident):
+    elif incident.severity == "SEV2" and not rule_scope.may_speak_against_weights(
+        ctx.policy, incident
+    ):
         opening.join_crash(ctx, incident, notices.describe_crash(end, failure))
     return incident
 
@@ -241,7 +243,7 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
     """Return how to go on after an end that nobody asked for, or a rule."""
     job = ctx.state.job
     if job.stopping and incident is not None:
-        return Advice(None, advice.advice_after_stop(ctx.policy, ctx.state, incident))
+        return Advice(None, advice.advise_after_stop(ctx.policy, ctx.state, incident))
     if _ended_as_asked(job):
         return Advice(None, advice.advise_restart_after_end(ctx.policy, ctx.state, incident))
     failed = has_start_failed(ctx.state)

@@ -503,10 +503,16 @@ def stop_or_repeat_exhausted(ctx: StepContext, incident: Incident) -> None:
             return
     if state.at_ns - reported_ns > min(REPEAT_S, ctx.policy.hold_reminder_s) * 1e9:
         incident.escalation.exhausted = frame_count, state.at_ns
-        form, ways = notices.StillUnhelped, advice.manual_choices(ctx.policy, state, incident)
+        form, ways = (
+            notices.StillUnhelped,
+            advice.advise_manual_choices(ctx.policy, state, incident),
+        )
         if incident.phase == HELD:
             state.held_ns = state.at_ns  # its own reminder would say the same
-            form, ways = notices.StillOff, advice.choices_in_hold(ctx.policy, state, incident)
+            form, ways = (
+                notices.StillOff,
+                advice.advise_choices_in_hold(ctx.policy, state, incident),
+            )
         unhelped = form(
             severity="SEV0",
             incident=incident.id,

@@ -360,9 +360,9 @@ def _joins(
     """Let a rule join the open incident; return whether that is news to people."""
     policy, idle = ctx.policy, incident.run is None
     worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
-    news = rule_news.joins_as_news(policy, ctx.state, incident, rule, text, raised=worse)
+    news = rule_news.is_join_worth_reporting(policy, ctx.state, incident, rule, text, raised=worse)
     begins = idle and incident.phase == OPEN and not rule_scope.is_machine_rule(policy, rule)
-    begins = begins and not rule_scope.against_weights(policy, incident)
+    begins = begins and not rule_scope.may_speak_against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)
     incident.case.data_returned = None  # this one is not theirs
     # What was advisory until now may be much older than the trouble.
@@ -569,7 +569,7 @@ def _since(incident: Incident) -> str:
 def on_checkpoint_notice(state: State, checkpoint: CheckpointState) -> None:
     """Take the guard's notice of a checkpoint."""
     reputation = _reputation(state.incident, checkpoint.attempt, checkpoint.step)
-    state.checkpoints.notice(checkpoint, *reputation)
+    state.checkpoints.add_noticed(checkpoint, *reputation)
 
 
 def on_save_notice(ctx: StepContext, event: Notice) -> None:
@@ -579,7 +579,7 @@ def on_save_notice(ctx: StepContext, event: Notice) -> None:
     step = state.step if event.step is None else event.step - 1
     if save.path:
         reputation = _reputation(state.incident, attempt, step)
-        state.checkpoints.on_save(save.path, attempt, step, *reputation)
+        state.checkpoints.record_save(save.path, attempt, step, *reputation)
 
 
 def on_note(ctx: StepContext, event: Notice) -> None:

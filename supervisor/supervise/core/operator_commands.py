@@ -412,7 +412,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
         raise Refused(f"nothing to release: automatic actions are on (state: {state.machine})")
 
     def take_as_it_is() -> None:
-        state.checkpoints.accept(state.attempt, state.step)
+        state.checkpoints.accept_launch(state.attempt, state.step)
         text = f"{release_text}: checkpoints saved from now on are good again"
         ctx.record(LaunchAccepted(reason=text))
 
@@ -427,7 +427,7 @@ def _release(ctx: StepContext, event: OperatorCommand) -> Answer:
     def then() -> None:
         if incident is not None:
             closing.close_incident(ctx, incident, RELEASED, released_by=event.operator)
-        state.checkpoints.accept(state.attempt, state.step)
+        state.checkpoints.accept_launch(state.attempt, state.step)
         for monitor in state.monitors.values():
             monitor.release()
         ctx.move("released", release_text)

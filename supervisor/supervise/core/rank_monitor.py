@@ -208,7 +208,7 @@ class RankMonitor:
                 homes |= {stream for stream, late in self.late.items() if metric in late.latest}
         return "+".join(sorted(homes)) if homes != {""} else ""
 
-    def active(self, rule: int) -> bool:
+    def has_needed_metrics(self, rule: int) -> bool:
         """Return whether the job has the metrics without which the rule can never fire."""
         silent = self.probe_off or self.exited or rule in self.elsewhere
         return self._able[rule] and (not silent or rule in self._late_rules)
@@ -480,7 +480,12 @@ class RankMonitor:
             many = self.policy.blind_after_steps
             if frame_count - since_frame <= many:
                 many = FEW if at_ns - since_ns > self.policy.blind_after_s * 1e9 else 0
-            if many and frame_count > since_frame and self.active(r) and self._lacking(r, many):
+            if (
+                many
+                and frame_count > since_frame
+                and self.has_needed_metrics(r)
+                and self._lacking(r, many)
+            ):
                 watch.blind = True
                 blind_rules.append(r)
         return blind_rules
@@ -490,7 +495,7 @@ class RankMonitor:
 
         One that still collects samples, as after a new start, or that is sampled, is not that.
         """
-        return self.active(rule) and self._lacking(rule, 1)
+        return self.has_needed_metrics(rule) and self._lacking(rule, 1)
 
     def _lacking(self, rule: int, frames: int) -> bool:
         """Return whether the rule cannot fire by what is in the newest `frames`.
@@ -501,7 +506,7 @@ class RankMonitor:
 
         def is_there(metric: str) -> bool:
             newest = max(frames, self.policy.sparsest.get(metric, 0))
-            return not self._is_dense(metric) or self.history.has(metric, newest)
+            return not self._is_dense(metric) or self.history.has_recent_value(metric, newest)
 
         return not can_fire(self.policy, self.policy.rules[rule], is_there)
 

@@ -55,7 +55,7 @@ def record_breaches(policy: Policy, state: State, incident: Incident) -> None:
                 record_notified_rule(state, rule, monitor.numbers(rule))
 
 
-def joins_as_news(
+def is_join_worth_reporting(
     policy: Policy, state: State, incident: Incident, rule: Rule, text: str, *, raised: bool
 ) -> bool:
     """Return whether people hear of a rule that joins an incident, before it has joined.
@@ -83,7 +83,7 @@ def joins_as_news(
     if rule_scope.explains_bad_input(policy, incident, rule):
         return True
     if rule.severity == "SEV2":
-        together &= rule_scope.against_weights(policy, incident)
+        together &= rule_scope.may_speak_against_weights(policy, incident)
         return is_new_kind and not together and incident.severity == "SEV2"
     is_one_spike = rule_scope.has_as_grave(policy, incident, rule) or rule_scope.may_be_one_spike(
         policy, incident, rule
@@ -172,7 +172,7 @@ def send_reminder(ctx: StepContext, incident: Incident) -> None:
     pending, answer = ctx.state.approvals.pending, Advice()
     if pending is not None:
         verdict = diagnosis.classify_incident(ctx.policy, ctx.state, incident)
-        answer = advice.advice_on_request(ctx.state, incident, pending, verdict)
+        answer = advice.advise_on_request(ctx.state, incident, pending, verdict)
     ctx.send(
         notices.StillOpen(
             severity=incident.severity,

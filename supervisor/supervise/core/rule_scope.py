@@ -95,7 +95,7 @@ def is_machine_rule(policy: Policy, rule: Rule) -> bool:
     return rule_metrics(policy, rule) <= MACHINE
 
 
-def against_weights(policy: Policy, incident: Incident) -> bool:
+def may_speak_against_weights(policy: Policy, incident: Incident) -> bool:
     """Return whether anything of the incident may speak against the weights.
 
     A rule that the policy no longer has is not known to be of the machine.
@@ -112,7 +112,7 @@ def is_unrelated_machine_rule(policy: Policy, incident: Incident, rule: Rule) ->
     return (
         rule.runbook is None
         and rule_family(policy, rule) in (SPEED, HARDWARE)
-        and against_weights(policy, incident)
+        and may_speak_against_weights(policy, incident)
     )
 
 
@@ -146,7 +146,7 @@ def displaces_machine_incident(policy: Policy, incident: Incident, rule: Rule) -
         and all(
             rule_family(policy, member) in (SPEED, HARDWARE) for member in _rules(policy, incident)
         )
-        and not against_weights(policy, incident)
+        and not may_speak_against_weights(policy, incident)
     )
 
 
@@ -224,7 +224,7 @@ def rule_states(policy: Policy, state: State) -> dict[str, str]:
             states[rule.id] = "flapping" if rule.id in state.rules.flapping else "firing"
         elif any(watch.blind for watch in watches):
             states[rule.id] = "blind"
-        elif not any(monitor.active(r) for monitor in state.monitors.values()):
+        elif not any(monitor.has_needed_metrics(r) for monitor in state.monitors.values()):
             states[rule.id] = "inactive"
         else:
             states[rule.id] = CODE_NAMES[max((watch.code for watch in watches), default=1)]

@@ -279,7 +279,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
         )
         then = sentences(again.text)
     if closing.is_rate_hold(ctx.state, incident, run.runbook):
-        live = (advice.free_rate(incident),)
+        live = (advice.advise_free_rate(incident),)
     if "stop" in run.runbook.verbs:
         stopped = "the job is stopped once evidence is collected"
         then = sentences(stopped, "how to start it again follows")

@@ -108,7 +108,7 @@ def fit_loss_band(losses: Sequence[tuple[int, float]], onset: int) -> Band | Non
     return Band(onset, level, down, robust_spread(moved, level), len(pre))
 
 
-def calm_end_step(losses: Sequence[tuple[int, float]], onset: int) -> int:
+def loss_rise_step(losses: Sequence[tuple[int, float]], onset: int) -> int:
     """Return the step before which the losses `(step, loss)` before `onset` were not yet raised.
 
     What is noticed late has raised the newest of them already: they are no level to come back to.
@@ -186,7 +186,7 @@ def detect_input_change(
 def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
     since = [value for step, value in points if step >= onset][:LOOKS_SINCE]
     usual = _usual_range(points, onset)
-    if usual is None or len(since) < NEWEST_LOOKS or usual.has(median(since), BEYOND):
+    if usual is None or len(since) < NEWEST_LOOKS or usual.contains_within(median(since), BEYOND):
         return ""
     shown = median(since[:NEWEST_LOOKS])  # the same number however many looks there are by now
     text = f"{formats.readable_metric(name)} {shown:.3g}"
@@ -208,7 +208,7 @@ class Range(NamedTuple):
     def width(self) -> float:
         return self.high - self.low
 
-    def has(self, value: float, share: float) -> bool:
+    def contains_within(self, value: float, share: float) -> bool:
         """Return whether a value is in it, or beyond it by `share` of its width at most."""
         far = share * self.width
         return self.low - far <= value <= self.high + far
@@ -400,7 +400,7 @@ def fit_data_level(
             points = series.get(name, ())
             looks = [value for step, value in points if step >= onset][:LOOKS_SINCE]
             reach = _usual_range(points, onset)
-            if reach is None or not looks or reach.has(median(looks), share):
+            if reach is None or not looks or reach.contains_within(median(looks), share):
                 continue
             if name != DRIFT or max(looks) > DRIFTED * reach.high:
                 usual[name], since[name] = reach, Range.of(looks)

@@ -189,7 +189,7 @@ class Baseline:
         """Drop what is too old for any rewind."""
         del self._values[: -KEPT * self._size], self._steps[: -KEPT * self._size]
 
-    def flag(self, step: int, value: float) -> bool:
+    def add_flagged(self, step: int, value: float) -> bool:
         """Keep a sample out. True when the limit of flagged samples is reached: `refit` is due."""
         return self._freeze.add_and_check_limit(step, value, True)
 

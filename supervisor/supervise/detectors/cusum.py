@@ -152,7 +152,7 @@ class CusumWatch(BaselineWatch):
             return self.debounce(False, total > self.release) if self.bits or self.firing else OK
         self.raw = BREACH
         code = self.debounce(True, True)
-        if base.flag(step, sample):
+        if base.add_flagged(step, sample):
             self.refit()
             self._zero()
             self._fit()

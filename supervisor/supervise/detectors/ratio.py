@@ -168,7 +168,7 @@ class RatioWatch(Memory):
     def _flag(self, sample: float, step: int) -> int:
         """Keep the sample out of the reference; NOTE if the reference was replaced."""
         if self.base is not None:
-            if not self.base.flag(step, sample):
+            if not self.base.add_flagged(step, sample):
                 return 0
             self.base.refit()
             level = median_of_sorted(self.base.ordered)

@@ -145,7 +145,7 @@ class RobustZWatch(BaselineWatch):
             return self.debounce(False, is_held) if self.bits or self.firing else OK
         self.raw = BREACH
         code = self.debounce(True, True)
-        if base.flag(step, sample):
+        if base.add_flagged(step, sample):
             self.refit()
             code |= HAS_NOTE
         return code

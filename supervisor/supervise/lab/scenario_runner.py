@@ -182,7 +182,7 @@ class ScenarioRunner:
         monitor = next(iter(self.state.monitors.values()), None)
         rules = enumerate(self.policy.rules)
         self.result.active = {
-            rule.id for r, rule in rules if monitor is not None and monitor.active(r)
+            rule.id for r, rule in rules if monitor is not None and monitor.has_needed_metrics(r)
         }
         self.result.visited = self.table.seen
         self.result.spent[self.result.last_frame] = self.usage()

@@ -123,7 +123,7 @@ class Label:
         return WANTED.get(self.kind, "SEV2")
 
     @property
-    def trouble(self) -> bool:
+    def marks_fault(self) -> bool:
         """Whether it marks a fault, not healthy behaviour that looks like one."""
         return self.kind not in HEALTHY and not self.kind.startswith(HEALTHY_PREFIX)
 
@@ -288,7 +288,7 @@ def score_alarms(
     """Score the outcomes of one policy."""
     by_run: dict[str, list[Label]] = {}
     for label in labels:
-        if label.trouble:
+        if label.marks_fault:
             by_run.setdefault(label.run, []).append(label)
     total = Score(policy)
     for outcome in outcomes:

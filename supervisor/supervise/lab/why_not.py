@@ -578,7 +578,7 @@ def find_event(
 
 def explain_inactive(monitor: RankMonitor, index: int) -> str | None:
     """Return why a rule is not evaluated in this job at all; None when it is."""
-    if monitor.active(index):
+    if monitor.has_needed_metrics(index):
         return None
     if monitor.probe_off:
         return "the probe of this rank is off, or its segment cannot be read"

@@ -74,11 +74,13 @@ class OrphanWatch:
         self._since_s = self._look_s = 0.0
         self._is_reported = self._over = False
 
-    def continue_run(self, process: Process, final: str | None, *, comes_back: bool) -> bool:
+    def must_watch_orphans(
+        self, process: Process, final_signal: str | None, *, comes_back: bool
+    ) -> bool:
         """Whether others train on after `process` has ended, and are to be watched.
 
         Args:
-            final: the signal that asked for the end of the job, if one did: it was meant for all.
+            final_signal: of whoever asked for the end of the job, if one did: it was meant for all.
             comes_back: the policy may start the job again, which ends all of it first. That waits
                 for a launcher's ranks, not for those that a dead rank keeps waiting.
         """
@@ -99,13 +101,13 @@ class OrphanWatch:
                 self._report_orphans(process, trains, watch_s)
         elif not trains and not (may and watch_s):
             self._over = True
-            if self._is_reported and self._segments.ended_well():
+            if self._is_reported and self._segments.all_exited_cleanly():
                 self.ended_well = True
                 self._report("relaunch-unavailable", "the processes that went on ended with code 0")
         if not self._over and not process.outlived:
             process.outlived = True
-            if final is not None:
-                process.signal(Signals[final])
+            if final_signal is not None:
+                process.signal(Signals[final_signal])
         process.outlived = not self._over
         if self._over:
             process.tree.reap(every_s=0.0)
@@ -195,7 +197,7 @@ class Adoption:
         events = self.segments.poll()
         alive = self.control.process.returncode is None
         code = HUMAN if self._stopped(alive=alive) else past.exit_code
-        self.control.resume(past.paused_until_ns, code)
+        self.control.resume_after_crash(past.paused_until_ns, code)
         facts = {
             "pid": os.getpid(),
             "late": len(past.unwritten),
@@ -251,7 +253,7 @@ class Adoption:
         if run is None or run.intent.action_id is None:
             return
         verb = verb_of(awaited_action(self.processor.state))
-        answered = self.control.answered(self.processor.action_key(run.intent.action_id))
+        answered = self.control.is_answered(self.processor.action_key(run.intent.action_id))
         withdrawn = withdrawal.explain_withdrawal(self.processor.policy, self.processor.state)
         if withdrawn and not answered:
             lost = f"{withdrawn}, and so is who asked for it"

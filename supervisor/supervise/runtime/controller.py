@@ -41,7 +41,7 @@ from .fencing import (
     PauseLease,
     PendingCommand,
     Standing,
-    carry_out,
+    carry_out_at_one_step,
     check_acknowledged,
     common_step,
     explain_unready,
@@ -243,7 +243,7 @@ class Control:
         """The pause has ended by itself."""
         self._lease.end()
 
-    def resume(self, paused_until_ns: int | None, exit_code: int | None) -> None:
+    def resume_after_crash(self, paused_until_ns: int | None, exit_code: int | None) -> None:
         """On the main loop, first of all: go on for a supervisor that died, with what it knew.
 
         Args:
@@ -259,7 +259,7 @@ class Control:
         for rank, segment in self._segments.ranks.items():
             self._earlier_acks |= {(rank, ack.key): ack for ack in segment.acks()}
 
-    def answered(self, key: str) -> bool:
+    def is_answered(self, key: str) -> bool:
         """Whether every rank has answered this order to a supervisor before us."""
         ranks = self._segments.ranks
         return bool(ranks) and all((rank, key) in self._earlier_acks for rank in ranks)
@@ -295,7 +295,7 @@ class Control:
         if pending not in self._open:
             return  # given up before the main loop came to it
         ranks = self._segments.ranks
-        if self.answered(pending.key):
+        if self.is_answered(pending.key):
             pending.answers |= {rank: self._earlier_acks[rank, pending.key] for rank in ranks}
             pending.sent = dict(ranks)
         elif self.process.returncode is not None:
@@ -359,7 +359,7 @@ class Control:
         """Number of ranks of the job, as its probes report it; 1 before the first one did."""
         return self._world_size
 
-    def ask(
+    def send_command(
         self, verb: str, args: Payload, *, key: str, partly: bool = False, trip_s: float = TRIP_S
     ) -> PendingCommand:
         """Send `verb` without waiting. With `partly` the ranks that are there are enough. What only
@@ -371,7 +371,7 @@ class Control:
         self._wake()
         return pending
 
-    def expect(self, verb: str, key: str) -> PendingCommand:
+    def expect_answers(self, verb: str, key: str) -> PendingCommand:
         """Take the answers of all ranks to an order that reaches them by another way."""
         pending = PendingCommand(verb, key, self._wakeup)
 
@@ -389,7 +389,7 @@ class Control:
         """Return where each rank is; what it answered by then is filed before the next look."""
         return self.on_loop(self._look, LOOP_S)
 
-    def forget(self, pending: PendingCommand) -> None:
+    def stop_waiting(self, pending: PendingCommand) -> None:
         """Wait no longer for `asked`; an answer that still comes is reported by `late_answers`."""
         with self._wakeup:
             self._open.remove(pending)
@@ -456,19 +456,23 @@ class Control:
             sent_args = sent_args.extended(lease_s=min(self._lease.lease_s, pause_s))
         if self._world_size > 1 and verb in fences.FENCED:
             directory = self._segments.directory
-            result = carry_out(self, directory, verb, sent_args, key=key, deadline_s=deadline_s)
+            result = carry_out_at_one_step(
+                self, directory, verb, sent_args, key=key, deadline_s=deadline_s
+            )
         else:
-            pending = self.ask(verb, sent_args, key=key)
+            pending = self.send_command(verb, sent_args, key=key)
             try:
                 answers = pending.wait(deadline_s)
             finally:
-                self.forget(pending)
+                self.stop_waiting(pending)
             check_acknowledged(pending, answers, deadline_s)
             answer = answers[min(answers)]
             if verb == "check_weights":  # ranks may differ: one with good weights speaks for itself
                 before = args.read(WeightsArgs).before_step
                 ordered = (answers[rank] for rank in sorted(answers))
-                answer = max(ordered, key=lambda ack: ack.result.read(Outcome).loss_ratio(before))
+                answer = max(
+                    ordered, key=lambda ack: ack.result.read(Outcome).loss_growth_factor(before)
+                )
             result = answer.result.extended(ranks=len(answers), ack_step=answer.step)
         if verb == "pause":
             self._lease.start_renewing(time.monotonic_ns() + int(pause_s * 1e9))

@@ -172,8 +172,10 @@ class Pending(Protocol):
 class EvidenceSource(Protocol):
     """The part of `runtime.controller.Control` that evidence needs."""
 
-    def ask(self, verb: str, args: Payload, *, key: str, partly: bool = False) -> Pending: ...
-    def forget(self, pending: Any) -> None: ...
+    def send_command(
+        self, verb: str, args: Payload, *, key: str, partly: bool = False
+    ) -> Pending: ...
+    def stop_waiting(self, pending: Any) -> None: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
     def ranks(self) -> Mapping[int, RankView]: ...
     def processes(self) -> list[psutil.Process]: ...
@@ -263,7 +265,7 @@ class Evidence:
         ended = bundle.source("failures", lambda: job.on_loop(self._failures, LOOP_S))
         if ended:
             bundle.json("failures.json", [asdict(failure) for failure in ended])
-        pending = job.ask(
+        pending = job.send_command(
             "snapshot", Payload({"directory": str(bundle.path)}), key=key, partly=True
         )
         try:
@@ -276,7 +278,7 @@ class Evidence:
             hung = survey.has_exited() or stands_still
             answers = pending.wait(_patience_s(bundle.left_s(), hung=hung) if ranks else 0.0)
         finally:
-            job.forget(pending)
+            job.stop_waiting(pending)
         for rank in ranks:
             _confirm(bundle, rank, answers.get(rank))
         breach = onset.breach_step if onset is not None and onset.id == incident else None

@@ -94,7 +94,7 @@ class PendingCommand:
     def wait(self, timeout_s: float) -> dict[int, Ack]:
         """Wait until every rank answered or cannot; return the answers there are."""
         with self._wakeup:
-            self._wakeup.wait_for(lambda: self.settled, timeout_s)
+            self._wakeup.wait_for(lambda: self.is_settled, timeout_s)
             return dict(self.answers)
 
     def refuse_after_end(self, returncode: int) -> None:
@@ -102,7 +102,7 @@ class PendingCommand:
         self.refusal, self.job_ended = f"{JobStatus.ENDED} ({describe_ending(returncode)})", True
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether every rank answered or cannot."""
         if self.refusal is not None:
             return True
@@ -301,19 +301,19 @@ class Standing:
     halted: str = ""
 
 
-class Letters(Protocol):
+class CommandChannel(Protocol):
     """What this needs of the controller."""
 
-    def ask(
+    def send_command(
         self, verb: str, args: Payload, *, key: str, partly: bool = False, trip_s: float = TRIP_S
     ) -> PendingCommand: ...
-    def expect(self, verb: str, key: str) -> PendingCommand: ...
-    def forget(self, pending: PendingCommand) -> None: ...
+    def expect_answers(self, verb: str, key: str) -> PendingCommand: ...
+    def stop_waiting(self, pending: PendingCommand) -> None: ...
     def standing(self) -> dict[int, Standing]: ...
 
 
-def carry_out(
-    job: Letters, directory: Path, verb: str, args: Payload, *, key: str, deadline_s: float
+def carry_out_at_one_step(
+    job: CommandChannel, directory: Path, verb: str, args: Payload, *, key: str, deadline_s: float
 ) -> Payload:
     """Let every rank carry out `verb` at one step; return what rank 0 observed.
 
@@ -324,7 +324,7 @@ def carry_out(
             with `unfenceable`, no command will fare better in this job.
     """
     until = time.monotonic() + deadline_s
-    expected = job.expect(verb, key)  # before anybody can answer
+    expected = job.expect_answers(verb, key)  # before anybody can answer
     fence = Fence(job, directory, verb, args, key, until, expected)
     try:
         step = fence.settle_step()
@@ -332,7 +332,7 @@ def carry_out(
         return _outcome(job, expected, step, left_s)
     finally:
         for pending in (expected, *fence.orders):
-            job.forget(pending)
+            job.stop_waiting(pending)
 
 
 class Fence:
@@ -344,7 +344,7 @@ class Fence:
 
     def __init__(
         self,
-        job: Letters,
+        job: CommandChannel,
         directory: Path,
         verb: str,
         args: Payload,
@@ -359,7 +359,7 @@ class Fence:
         self._round = self._vetoes = 0
         self._held_s = math.inf  # since when ranks that stand there are waited for
         self._trip_s = TRIP_S
-        self.orders: list[PendingCommand] = []  # for `forget`, once the outcome is there
+        self.orders: list[PendingCommand] = []  # for `stop_waiting`, once the outcome is there
         self._silent: set[int] = set()  # ranks past it that had not answered, at the newest look
         self._is_passed = False  # by a rank that did not hear of it in time
 
@@ -376,7 +376,9 @@ class Fence:
                 stands = self._propose(path)
             elif stands.decision == fences.COMMIT:  # of a supervisor before us
                 order = Payload({"key": self._key})
-                self.orders.append(self._job.ask("outcome", order, key=f"{self._key}/outcome"))
+                self.orders.append(
+                    self._job.send_command("outcome", order, key=f"{self._key}/outcome")
+                )
             if stands is not None and stands.decision == fences.COMMIT:
                 return stands.step
             self._round += 1
@@ -441,11 +443,11 @@ class Fence:
         """
         while True:
             key = f"{self._key}/{self._round}"  # the next supervisor looks for its verdict
-            pending = self._job.ask("fence", order, key=key, trip_s=self._trip_s)
+            pending = self._job.send_command("fence", order, key=key, trip_s=self._trip_s)
             try:
                 answers = self._promises(pending, path)
             finally:
-                self._job.forget(pending)
+                self._job.stop_waiting(pending)
             if not pending.not_now:
                 return pending, answers
             if time.monotonic() >= self._until:
@@ -459,7 +461,7 @@ class Fence:
         answers: dict[int, Ack] = {}
         over_s: float | None = None
         self._held_s, self._silent, self._is_passed = math.inf, set(), False
-        while not pending.settled and time.monotonic() < self._until:
+        while not pending.is_settled and time.monotonic() < self._until:
             answers = pending.wait(LOOK_S)
             if self._are_held(pending, answers) or self._find_passed(pending):
                 break
@@ -489,7 +491,7 @@ class Fence:
 
         In its next step it may wait for those that stand there: it cannot veto before they go on.
         """
-        if pending.step == NONE or pending.settled:
+        if pending.step == NONE or pending.is_settled:
             return False
         ranks = _look(self._job)
         silent = set(pending.sent or ()) - set(pending.wait(0.0))
@@ -550,7 +552,7 @@ class Fence:
             raise ActionError(f"nobody can decide on a fence: {error}", refused=True) from error
 
 
-def _look(job: Letters) -> dict[int, Standing]:
+def _look(job: CommandChannel) -> dict[int, Standing]:
     """Return where ranks are; nothing while the main loop is busy, as with a slow disk."""
     try:
         return job.standing()
@@ -644,11 +646,11 @@ def _absentees(
     return f"rank {names} did not {action}"
 
 
-def _outcome(job: Letters, expected: PendingCommand, step: int, left_s: float) -> Payload:
+def _outcome(job: CommandChannel, expected: PendingCommand, step: int, left_s: float) -> Payload:
     """Wait for what every rank did at the fence."""
     until = time.monotonic() + left_s
     behind: list[int] = []  # ranks that were past it at the look before: their answers are filed
-    while not expected.settled and time.monotonic() < until:
+    while not expected.is_settled and time.monotonic() < until:
         expected.wait(LOOK_S)
         ranks = _look(job)
         answers = expected.wait(0.0)

@@ -19,10 +19,10 @@ from dataclasses import replace
 from operator import itemgetter
 from statistics import median, median_low, stdev
 
-from ..core.frames import TOKENS, Values, can_fold_norm, fold_rank_values
+from ..core.frames import TOKENS, Values, can_fold_norm, combine_rank_values
 from ..core.model.events import Announced, Beat, Event, Frame
 from ..core.model.failure import THREAD_FAILURE, Failure
-from .run_course import Judged, RunCourse, reads
+from .run_course import Judged, RunCourse, is_run_course_input
 
 LOSS, SKETCH, DIGEST = "train_loss_raw", "grad_sketch.", "param_digest."
 NORM, ENTROPY = "grad_global_norm", "batch_token_entropy"
@@ -221,7 +221,7 @@ def whole_job_metrics(ranks: Sequence[Values]) -> dict[str, float]:
     the ranks do not say how it adds up and do not agree.
     """
     rows = dict(enumerate(ranks))
-    values = fold_rank_values(rows, 0, (LOSS, TOKENS, NORM), len(rows))
+    values = combine_rank_values(rows, 0, (LOSS, TOKENS, NORM), len(rows))
     if not can_fold_norm(ranks, NORM):
         del values[NORM]
     names = {LOSS: "job_loss", TOKENS: "job_tokens", NORM: "job_grad_norm"}
@@ -390,7 +390,9 @@ class _Rank:
     def announce(self, announced: Announced) -> None:
         """The probe announced its names, perhaps again."""
         self.own = announced
-        self._inputs = [(name, i) for i, name in enumerate(announced.names) if reads(name)]
+        self._inputs = [
+            (name, i) for i, name in enumerate(announced.names) if is_run_course_input(name)
+        ]
         self.added = [name for name in self.added if name not in announced.names]
         self._lay_out()
 

@@ -100,7 +100,7 @@ class MemoryGrowth:
             return None
         fast = min(self._quick)
         dangerous = fast > 0.0 and fast * SOON_S >= self._available
-        slow = slow_window_bound(list(self._lowest)) if len(self._lowest) == MINUTES else 0.0
+        slow = slow_window_rise_bound(list(self._lowest)) if len(self._lowest) == MINUTES else 0.0
         return max(fast if dangerous else 0.0, slow)
 
 
@@ -114,7 +114,7 @@ def short_window_rise_bound(points: Points, level: float) -> float:
     )
 
 
-def slow_window_bound(points: Points) -> float:
+def slow_window_rise_bound(points: Points) -> float:
     """Return the bound of the slow window, of the lowest size in each minute."""
     levels = [min(y for _, y in part) for part in split_window(points)]
     return least_rise(levels, 0.0, part_spacing(points))

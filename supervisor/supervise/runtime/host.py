@@ -508,7 +508,7 @@ def _answer(
     if within_s <= 0.0:
         return None, CheckGap.NO_TIME
     try:
-        command = [*files.as_owner(command[0]), *command]
+        command = [*files.run_as_owner_prefix(command[0]), *command]
         process = system.run_tool(command, within_s=within_s, env=environ)
     except subprocess.TimeoutExpired:
         return None, CheckTimeout(seconds=within_s)

@@ -229,7 +229,7 @@ class FinalVerification:
     def show_if_under_way(self, now_ns: int) -> bool:
         """Return whether it is under way; if so, tell people now and then how far it is."""
         under_way, work = self._checkpoints.is_verifying_now, "verified"
-        name = self._checkpoints.being_verified() if under_way else ""
+        name = self._checkpoints.label_under_verification() if under_way else ""
         evaluator = self._checkpoints.evaluator if self._evaluated is not None else None
         if evaluator is not None and not under_way and evaluator.awaits_newest_evaluation():
             under_way, work = True, "evaluated"
@@ -279,7 +279,7 @@ def may_come_back(policy: Policy, state: State, returncode: int) -> bool:
 
 def resume_checkpoint_service(checkpoints: CheckpointService, past: RecoveredRun) -> None:
     """Resume the checkpoint service of a supervisor that died."""
-    checkpoints.resume(past.checkpoints)
+    checkpoints.resume_after_crash(past.checkpoints)
     for notice in past.saves.values():
         forward_save(checkpoints, notice, past.window)
 
@@ -585,7 +585,7 @@ class App:
         if processor.performing in ("relaunch", "stop"):
             return False
         back = may_come_back(processor.policy, processor.state, process.returncode or 0)
-        return self._orphans.continue_run(process, self._forwarder.final, comes_back=back)
+        return self._orphans.must_watch_orphans(process, self._forwarder.final, comes_back=back)
 
     def _run_round(self, control: Control) -> int:
         """Take what is there now; return how many events the segments had."""
@@ -746,7 +746,7 @@ class App:
             control.exit_code = None
             raise ActionError(f"not started again after {forwarder.final}")
         self.processor.raise_if_stopped()
-        self._checkpoints.lower_priority()
+        self._checkpoints.end_urgent_verifications()
         with self._starting:
             process = self._launcher.start(self.processor.policy, launch)
             forwarder.attach(process)

@@ -173,7 +173,7 @@ class MechanismMonitor:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("SUPERVISE")}
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         pipe = subprocess.PIPE
-        command = [*files.as_owner(python), python, "-I", program, str(niceness)]
+        command = [*files.run_as_owner_prefix(python), python, "-I", program, str(niceness)]
         process = Child(
             command, env=environ, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
         )

@@ -113,7 +113,7 @@ class Preemptor:
         for cause in (WALLTIME, DRAIN):
             if cause not in self._requested and self._is_due(cause, terms):
                 self._requested.add(cause)
-                if self._forwarder.ask(cause, terms.margin_s):
+                if self._forwarder.request_checkpoint(cause, terms.margin_s):
                     self._notice(
                         f"{cause}: a checkpoint of the job is requested", "requested", cause
                     )
@@ -183,11 +183,11 @@ class Preemptor:
         args = Payload({"path": None, "until_ns": int(deadline_s * 1e9)})
         key = f"{self._run.name}:preempt-{int(self._began_s)}-{self._orders}"
         self._reports.clear()
-        self._asked = job.ask("checkpoint", args, key=key)
+        self._asked = job.send_command("checkpoint", args, key=key)
 
     def _drop(self, job: Control) -> None:
         if self._asked is not None:
-            job.forget(self._asked)
+            job.stop_waiting(self._asked)
         self._asked = None
 
     def _outcome(self, pending: PendingCommand) -> str | None:

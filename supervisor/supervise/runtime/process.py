@@ -603,8 +603,8 @@ class Ranks(Protocol):
     def ranks(self) -> Mapping[int, RankView]: ...
     def on_loop(self, call: Callable[[], T], timeout_s: float) -> T: ...
     def release_signals(self) -> None: ...
-    def forget(self, pending: PendingCommand) -> None: ...
-    def ask(
+    def stop_waiting(self, pending: PendingCommand) -> None: ...
+    def send_command(
         self, verb: str, args: Payload, *, key: str, partly: bool = False
     ) -> PendingCommand: ...
 
@@ -639,11 +639,11 @@ def _interrupt(job: Ranks, grace_s: float) -> str:
     if silent_ns > grace_s * 1e9:
         return f"skipped: the job was silent for {silent_ns / 1e9:.0f} s"
     key = f"stop-{time.monotonic_ns()}"
-    pending = job.ask("stop", Payload({"how": "interrupt"}), key=key, partly=True)
+    pending = job.send_command("stop", Payload({"how": "interrupt"}), key=key, partly=True)
     try:
         answers = pending.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        job.forget(pending)
+        job.stop_waiting(pending)
     if not any(ack.ok for ack in answers.values()):
         errors = [ack.error for ack in answers.values() if ack.error]
         return f"not done: {errors[0] if errors else pending.refusal or 'no rank answered'}"

@@ -272,7 +272,7 @@ class EventProcessor:
 
     def _judging_policy(self) -> Policy:
         """Return the policy in force; where nothing can be done, no rule says that it would be."""
-        if not self.recorder.ended or self.policy.mode not in ACTING_MODES:
+        if not self.recorder.has_journal_ended or self.policy.mode not in ACTING_MODES:
             return self.policy
         if self._watching is None or self._watching[0] is not self.policy:
             self._watching = self.policy, replace(self.policy, mode="observe")
@@ -282,13 +282,13 @@ class EventProcessor:
         """Renew the record's reserve; say when it comes into use, and when it is whole again."""
         self.recorder.check_space(self._run.path)
         shortage = self.recorder.no_space
-        if bool(shortage) != self._is_short and not self.recorder.ended:
+        if bool(shortage) != self._is_short and not self.recorder.has_journal_ended:
             self._is_short = bool(shortage)
             self._report_space(job_lifecycle.SHORT if shortage else job_lifecycle.ENOUGH, shortage)
 
     def _report_unprotected(self) -> None:
         """Say once, at once, that the record ended before the run."""
-        if self.recorder.ended and not self._is_unprotected:
+        if self.recorder.has_journal_ended and not self._is_unprotected:
             self._is_unprotected = True
             self._report_space(job_lifecycle.UNPROTECTED, self.recorder.trouble or "")
 

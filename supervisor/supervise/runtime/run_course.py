@@ -37,7 +37,7 @@ INPUTS = frozenset(
 )
 
 
-def reads(name: str) -> bool:
+def is_run_course_input(name: str) -> bool:
     """Return whether a metric of the probe is an input of these."""
     return name in INPUTS or name.startswith((SLICE, LAYER))
 

@@ -135,7 +135,7 @@ def check_slot(slot: wire.Slot, now_ns: int) -> str | None:
     return None
 
 
-def are_names(value: Any) -> TypeGuard[list[str]]:
+def is_metric_name_table(value: Any) -> TypeGuard[list[str]]:
     """Return whether that is a table of metric names."""
     return (
         isinstance(value, list)
@@ -627,7 +627,7 @@ class Segment:
         if read_u64(counters, wire.NAMES_GENERATION_AT) == self._generation:
             return
         generation, names = self._file.document(wire.NAMES_AT, wire.NAMES_SIZE)
-        if generation <= self._generation or not are_names(names):
+        if generation <= self._generation or not is_metric_name_table(names):
             return  # half-written or damaged; frames that need it wait for it
         self._generation = generation
         self._names = tuple(names)

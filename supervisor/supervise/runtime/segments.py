@@ -238,7 +238,7 @@ class Segments:
         """Whether process `pid` is the newest of a rank."""
         return any(segment.pid == pid for segment in self.ranks.values())
 
-    def ended_well(self) -> bool:
+    def all_exited_cleanly(self) -> bool:
         """Whether each rank recorded its exit with code 0."""
         return bool(self.ranks) and all(map(_ended_well, self.ranks.values()))
 
@@ -251,7 +251,7 @@ class Segments:
 
     def _find(self, events: list[Event]) -> list[Segment]:
         segments: list[Segment] = []
-        if not self._segments_change.due(self._clock()):
+        if not self._segments_change.is_listing_due(self._clock()):
             return segments
         for name in _names(self.directory):
             match = _SEGMENT_NAME.fullmatch(name)
@@ -339,7 +339,7 @@ class Segments:
 
     def _take_marks(self, events: list[Event]) -> None:
         # A mark may be filled after it was made, which does not change the directory.
-        if not self._empty_since and not self._marks_change.due(self._clock()):
+        if not self._empty_since and not self._marks_change.is_listing_due(self._clock()):
             return
         for name in _names(self._marks_dir):
             match = _MARK_NAME.fullmatch(name)

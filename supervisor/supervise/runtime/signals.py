@@ -206,7 +206,7 @@ class SignalForwarder:
         with self._lock:
             self._is_asked, self._own = True, frozenset(own_handlers)
             if self._may_hold:
-                self._preemption.offer(grace_s, time.monotonic() + for_s)
+                self._preemption.hold_signals_until(grace_s, time.monotonic() + for_s)
                 may_keep = self._own and not (self._has_passed or self._preemption.is_over)
                 self.keep(time.monotonic_ns() + int(for_s * 1e9) if may_keep else 0)
 
@@ -225,11 +225,11 @@ class SignalForwarder:
             if name in HOLDABLE and signum is not None and not is_known:
                 self._deal_with(signum)
 
-    def ask(self, cause: str, within_s: float) -> bool:
+    def request_checkpoint(self, cause: str, within_s: float) -> bool:
         """Let a checkpoint be awaited without a signal; False: it is awaited, or was, already."""
         with self._lock:
             now_s = time.monotonic()
-            return self._preemption.ask(cause, now_s, now_s + within_s)
+            return self._preemption.request_checkpoint(cause, now_s, now_s + within_s)
 
     @property
     def pid(self) -> int | None:
@@ -242,7 +242,7 @@ class SignalForwarder:
         """The cause of the request that waits, its deadline, and whether it holds a signal."""
         with self._lock:
             request = self._preemption.request
-            held_signals = self._preemption.holds
+            held_signals = self._preemption.holds_signal
             return None if request is None else (request.cause, request.deadline_s, held_signals)
 
     def settle_request(self, refusal: str = "") -> None:

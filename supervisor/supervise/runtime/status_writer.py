@@ -140,7 +140,7 @@ class FailureRecords:
 
     def poll(self, now_ns: int) -> list[Notice]:
         """Return what was recorded since the last call, if the directory changed."""
-        return self._records(now_ns) if self._change.due(now_ns) else []
+        return self._records(now_ns) if self._change.is_listing_due(now_ns) else []
 
     def on_exit(
         self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]

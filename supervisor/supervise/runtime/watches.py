@@ -55,7 +55,7 @@ class DirectoryChange:
         self._path = path
         self._changed_ns = self._listed_ns = 0
 
-    def due(self, now_ns: int) -> bool:
+    def is_listing_due(self, now_ns: int) -> bool:
         """Return whether to list it now; the caller then does."""
         try:
             changed_ns = self._path.stat().st_mtime_ns
@@ -105,7 +105,7 @@ class ControlInbox:
 
     def poll(self) -> list[OperatorCommand]:
         """Return the commands since the last call; files that hold none are dropped."""
-        if not self._taken and not self._change.due(self._clock()):
+        if not self._taken and not self._change.is_listing_due(self._clock()):
             return []
         try:
             paths = sorted(self._directory.glob("*.json"))

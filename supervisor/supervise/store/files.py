@@ -384,7 +384,7 @@ def _is_ours(uid: int, path: Path) -> bool:
     return uid in (0, os.geteuid()) or uid == path.parent.stat().st_uid
 
 
-def hold_directory(path: Path) -> None:
+def remember_directory(path: Path) -> None:
     """Take down which directory `path` is, for all that this process will write below it."""
     status = path.lstat()
     _held[path] = status.st_dev, status.st_ino
@@ -435,7 +435,7 @@ def find_foreign_writer(path: Path) -> tuple[str, str]:
     return "", ""
 
 
-def as_owner(program: str) -> list[str]:
+def run_as_owner_prefix(program: str) -> list[str]:
     """Return how root starts a program that the job names: what goes before its command line.
 
     As the user who may put another one in its place; as root where only root may, and whoever is

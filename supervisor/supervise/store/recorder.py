@@ -100,7 +100,7 @@ class Recorder:
         self._redactor = redactor
 
     @property
-    def ended(self) -> bool:
+    def has_journal_ended(self) -> bool:
         """Whether the journal has ended before the run: later decisions are not recorded."""
         return self._trouble is not None
 
@@ -148,7 +148,7 @@ class Recorder:
             self._step = event.step
         if self._audit.trouble is not None:
             self.record_failure(StoreError(self._audit.trouble))
-        if self.ended:
+        if self.has_journal_ended:
             return None
         return self._safely(
             lambda: (self._journal.add if more_follow else self._journal.append)(event)
@@ -156,9 +156,9 @@ class Recorder:
 
     def flush(self) -> bool:
         """Write the events that wait; return whether all that were taken are written."""
-        if self._journal.unwritten and not self.ended:
+        if self._journal.unwritten and not self.has_journal_ended:
             self._safely(self._flush_journal)
-        return not self.ended
+        return not self.has_journal_ended
 
     def record_decision(self, decision: Decision, event: int | None, at_ns: int) -> int | None:
         """Write a decision of the engine, caused by journal event number `event`.
@@ -190,7 +190,7 @@ class Recorder:
 
         What is on record first: a note that never became true is found out by the digests.
         """
-        if max_bytes is None or self.ended:
+        if max_bytes is None or self.has_journal_ended:
             return
         self._journal.limit(max_bytes)
         if self._journal.size_bytes <= max_bytes:
@@ -214,7 +214,7 @@ class Recorder:
         Args:
             path: of the run; how large they can be depends on what is free there at first.
         """
-        if self.ended:
+        if self.has_journal_ended:
             return
         try:
             if self._reserves is None:

@@ -136,7 +136,7 @@ class RunDir:
         try:
             _refuse_unfit(path)
             files.make_directory(path)
-            files.hold_directory(path)
+            files.remember_directory(path)
             run = cls(path, run_id, created)
             for directory in (run.journal_path, run.marks_path, run.incidents_path):
                 files.make_directory(directory, exist_ok=False)
@@ -212,7 +212,7 @@ class RunDir:
             raise StoreError(f"cannot read {run.path}: {error.strerror}") from error
         if reason:
             raise StoreError(f"{reason}: what {run.path} says is not acted on", hint=hint)
-        files.hold_directory(run.path)
+        files.remember_directory(run.path)
         return run
 
     @property

@@ -82,12 +82,12 @@ class Arm:
     cpu_s: float | None = None
 
     @property
-    def crashed(self) -> bool:
+    def has_crashed(self) -> bool:
         """Whether the job ended with an error."""
         return self.exit_code is not None and self.exit_code != 0
 
     @property
-    def complete(self) -> bool:
+    def has_ended_well(self) -> bool:
         """Whether the job is known to have ended well."""
         return self.exit_code == 0 and not self.live
 

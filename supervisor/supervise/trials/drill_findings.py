@@ -397,7 +397,7 @@ def describe_end(arm: FaultArm, planned: int) -> str:
     """Return how a run ended, "" as planned."""
     run = arm.arm
     steps = run.end - run.first_step if run.steps else 0
-    if steps >= planned and (not run.crashed or run.stopped):
+    if steps >= planned and (not run.has_crashed or run.stopped):
         return ""
     if run.stopped:
         return f"stood still and was stopped after {steps} steps"

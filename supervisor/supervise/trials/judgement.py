@@ -173,19 +173,19 @@ def _crash(baseline: Arm, candidate: Arm, planned: int | None) -> CheckResult:
     by a signal to its supervisor.
     """
     old, new = _end(baseline), _end(candidate)
-    if candidate.crashed and candidate.stopped:
+    if candidate.has_crashed and candidate.stopped:
         if planned is not None and candidate.end >= planned:
             return "pass", old, new, "the candidate was stopped after all planned steps"
         text = "the candidate was stopped by a signal before all planned steps"
         return "inconclusive", old, new, text
-    if candidate.crashed:
+    if candidate.has_crashed:
         text = f"the candidate ended with exit code {candidate.exit_code}"
         return "fail", old, new, text
     enough = planned is not None and baseline.end >= planned
     needed = [("candidate", candidate), *([] if enough else [("baseline", baseline)])]
     for name, arm in needed:
-        if not arm.complete:
-            reason = f"ended with {_end(arm)}" if arm.crashed else "has no record of its end"
+        if not arm.has_ended_well:
+            reason = f"ended with {_end(arm)}" if arm.has_crashed else "has no record of its end"
             text = f"the {name} {'is still running' if arm.live else reason}"
             return "inconclusive", old, new, text
     return "pass", old, new, "the candidate ended with exit code 0"

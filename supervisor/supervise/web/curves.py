@@ -189,7 +189,7 @@ class RunCurves:
 
     def _leave_cache(self) -> None:
         """Build again, in memory: somebody has removed the cache, or a part of it."""
-        self._pyramid.leave_cache()
+        self._pyramid.restart_without_cache()
         self._progress = 0.0
 
     def metrics(self) -> tuple[str, ...]:

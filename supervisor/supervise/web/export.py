@@ -33,7 +33,7 @@ from ..report.stability_record import record_leaves, text_of
 from ..store import files
 from ..store.run_records import MANIFEST
 from .curves import MAX_METRICS, Query, RunCurves
-from .run_view import RunView, boards_of, describe_metrics
+from .run_view import RunView, describe_metrics, metrics_by_board
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STATIC = Path(__file__).with_name("static")
@@ -63,7 +63,7 @@ def run_document(view: RunView, curves: RunCurves) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)  # those of a run, which change at a relaunch at most
 def _about_metrics(metrics: tuple[str, ...]) -> dict[str, Any]:
-    present, missing = boards_of(metrics)
+    present, missing = metrics_by_board(metrics)
     return {"metrics": describe_metrics(metrics), "boards": present, "missing": missing}
 
 

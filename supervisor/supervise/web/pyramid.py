@@ -291,7 +291,7 @@ class Pyramid:
         self._is_in_thinned = False  # the segment that is being read
         self._folder, self._saved_bytes = folder, 0
 
-    def leave_cache(self) -> None:
+    def restart_without_cache(self) -> None:
         """Begin again, in memory: the cache cannot be used any more."""
         self._begin(None)
 
@@ -344,7 +344,7 @@ class Pyramid:
             try:
                 used = self._take(block)
             except OSError:  # the cache cannot be written
-                self.leave_cache()
+                self.restart_without_cache()
                 continue
             except MISSHAPEN:
                 path = self._path(self._segment)

@@ -236,7 +236,7 @@ class RunView:
         """Return the state in the list: a job without a supervisor ends without a file's change."""
         is_supervised = is_locked(self.run.audit_path)
         if is_supervised or time.monotonic() - self._listed[0] > UNSEEN_S:
-            state, _ = _runs.state_of(self.run, self._outcome, self.described.host)
+            state, _ = _runs.run_state(self.run, self._outcome, self.described.host)
             self._listed = time.monotonic(), state
         return self._listed[1]
 
@@ -700,7 +700,7 @@ def _ranks(newest: Status | None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["lag"], -row["silent_s"], row["rank"]))
 
 
-def boards_of(metrics: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def metrics_by_board(metrics: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the metrics of each board that a run has, with those of parts, and those it lacks."""
     present: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}

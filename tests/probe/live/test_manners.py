@@ -271,7 +271,7 @@ DEAD = """
 probe = __import__("sys").modules["_supervise_probe"]._probe
 for n in range(10):
     if n == 4:
-        probe.parts.tracker.close = None
+        probe.parts.tracker.finish_round = None
     step()
 finish(model)
 """

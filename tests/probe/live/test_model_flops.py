@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, {nano!r})
 import train
-from _supervise_probe.collectors.timing_and_mfu import count_operations, peak_of
+from _supervise_probe.collectors.timing_and_mfu import count_operations, peak_flops_of
 
 IDS = torch.randint(40, (2, 16))
 
@@ -43,7 +43,7 @@ mixture = nn.Sequential(table(), Mixture(), nn.Linear(16, 40))
 emit(name="experts", found=count_operations(torch, [mixture]))
 for model in (nn.Conv2d(3, 3, 3), table()):
     emit(name="none", found=count_operations(torch, [model]))
-emit(peaks={{name: peak_of(name) for name in {names}}})
+emit(peaks={{name: peak_flops_of(name) for name in {names}}})
 """
 PEAKS = {
     "NVIDIA H100 80GB HBM3": 989.4e12,

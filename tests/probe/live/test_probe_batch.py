@@ -324,7 +324,8 @@ for step in range(22):
 batch = __import__("sys").modules["_supervise_probe"]._probe.parts.rank.probe_batch
 emit(known=batch.do_check_weights({}), doubts=[
     doubt for sound in (False, True)
-    for doubt in (batch.doubt(19, 1.5, sound), batch.doubt_of(20, 19, 1.5, sound))])
+    for doubt in (batch.explain_weights_doubt(19, 1.5, sound),
+                  batch.explain_savepoint_doubt(20, 19, 1.5, sound))])
 """
 
 

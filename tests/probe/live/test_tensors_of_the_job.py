@@ -305,7 +305,7 @@ def test_a_micro_batch_without_targets_counts_none_and_loses_no_loss(late):
     """Its mean loss is NaN, and a tensor of no elements has no memory."""
     scalars = Scalars(torch, late=late)
     context = SimpleNamespace(torch=torch, scalars=scalars)
-    tokens = TokensCollector(context, SimpleNamespace(several=False))
+    tokens = TokensCollector(context, SimpleNamespace(has_other_ranks=False))
     nothing = torch.empty(0, dtype=torch.int64)
     for target, loss in ((nothing, torch.nan), (torch.arange(4), 0.5), (nothing, torch.nan)):
         tokens.add_loss_calls([(target, -100, False, scalars.value(torch.tensor(loss)))])

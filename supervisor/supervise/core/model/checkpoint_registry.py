@@ -61,7 +61,7 @@ class Checkpoints:
         # Of each: first attempt, first of the next launch, attempt and step when a person took it.
         self._wrong_starts: list[tuple[int, float, tuple[float, float]]] = []
 
-    def notice(self, state: CheckpointState, suspect: str = "", trial: str = "") -> Checkpoint:
+    def add_noticed(self, state: CheckpointState, suspect: str = "", trial: str = "") -> Checkpoint:
         """Take a notice of kind `checkpoint`.
 
         Args:
@@ -87,7 +87,7 @@ class Checkpoints:
             del self._known[next(iter(self._known))]
         return checkpoint
 
-    def on_save(
+    def record_save(
         self, path: str, attempt: int, step: int, suspect: str = "", trial: str = ""
     ) -> None:
         """The job reported a save; whether it is good is not known yet."""
@@ -150,7 +150,7 @@ class Checkpoints:
             for first_attempt, end, upto in self._wrong_starts
         ]
 
-    def accept(self, attempt: int, step: int) -> None:
+    def accept_launch(self, attempt: int, step: int) -> None:
         """A person takes the newest launch as it is: what it saves from here on is good again."""
         self._wrong_starts = [
             (

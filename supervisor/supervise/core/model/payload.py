@@ -403,7 +403,7 @@ class Outcome(Struct, frozen=True):
             bad_step = step
         return bad_step
 
-    def loss_ratio(self, before_step: int) -> float:
+    def loss_growth_factor(self, before_step: int) -> float:
         """Return how many times that the loss is now; infinite where it is NaN, or not known."""
         was = self.loss_before(before_step)
         ratio = math.nan if self.loss is None or was <= 0.0 else self.loss / was

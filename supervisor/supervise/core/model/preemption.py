@@ -66,7 +66,7 @@ class Preemption:
         self._grace_s, self._offered_until_s = 0.0, -math.inf
         self._is_over = False  # the process has had its checkpoint, or its signal
 
-    def offer(self, grace_s: float, until_s: float) -> None:
+    def hold_signals_until(self, grace_s: float, until_s: float) -> None:
         """Hold the signals that come up to `until_s`, each for at most `grace_s`."""
         self._grace_s, self._offered_until_s = grace_s, until_s
 
@@ -108,7 +108,7 @@ class Preemption:
         self._came_s[name] = now_s
         return []
 
-    def ask(self, cause: str, now_s: float, deadline_s: float) -> bool:
+    def request_checkpoint(self, cause: str, now_s: float, deadline_s: float) -> bool:
         """Ask for a checkpoint without a signal; False: another request waits, or it is over."""
         if self.request is not None or self._is_over:
             return False
@@ -121,7 +121,7 @@ class Preemption:
         return tuple(self._held)
 
     @property
-    def holds(self) -> bool:
+    def holds_signal(self) -> bool:
         """Whether a signal waits."""
         return bool(self._held)
 
