@@ -9,7 +9,7 @@ from torch. Which loss is that of an evaluation the names of the library show; w
 from __future__ import annotations
 
 from math import exp, inf, isfinite
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional
 
 from ..torch_state.records import Average, StepShareWindow
 from ..torch_state.tensor_copies import is_readable
@@ -108,6 +108,20 @@ TOKENS_METRICS = (
 )
 
 
+class LossCall(NamedTuple):
+    """A call of a loss function.
+
+    Attributes:
+        targets: class indices. ignore_index: the one that is left out.
+        is_sum: whether `loss` is the sum of theirs, not the mean. loss: None where it is unknown.
+    """
+
+    targets: Any
+    ignore_index: int
+    is_sum: bool
+    loss: Optional[Number]
+
+
 class TokensCollector(Collector):
     """Tokens: targets that carry loss, as the job's own loss function counts them.
 
@@ -126,11 +140,8 @@ class TokensCollector(Collector):
         self._of_step: dict[str, Number] = {}
         self._seen = 0.0
 
-    def add_loss_calls(self, calls: list[tuple[Any, int, bool, Optional[Number]]]) -> None:
-        """A loss function was called with these class indices, and that one is ignored.
-
-        Behind them: whether the number is the sum of their losses or the mean, None for unknown.
-        """
+    def add_loss_calls(self, calls: list[LossCall]) -> None:
+        """Add the targets of the calls of a loss function, and the sum of their losses."""
         for target, ignored, summed, value in calls:
             is_class_index = target.dtype is self.torch.int64
             if is_class_index and not target.numel():  # it has no memory, and its mean loss is NaN

@@ -14,6 +14,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Optional
 
+from ..collectors.progress import LossCall
+
 if TYPE_CHECKING:
     from ..collectors.batch import BatchCollector
     from ..collectors.batch import BatchSanityCollector as SanityCollector
@@ -62,7 +64,7 @@ class BatchObserver:
         self._discards, self._discards_part = discards, guard.part("discards")
         self._value = tokens.scalars.value
         self._inputs: list[Call] = []
-        self._targets: list[tuple[Any, int, bool, Optional[Number]]] = []
+        self._targets: list[LossCall] = []
         self._losses: list[Loss] = []  # one of each of the targets
 
     def add_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -89,7 +91,7 @@ class BatchObserver:
         """
         read = self._guard.run(self._tokens_part, self._read, loss, reduction, result)
         mark, value = read or (None, None)
-        self._targets.append((target, ignored, reduction == "sum", value))
+        self._targets.append(LossCall(target, ignored, reduction == "sum", value))
         self._losses.append((mark, len(self._inputs)))
         if len(self._targets) > FORWARDS:
             self._no_backward()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -204,6 +205,20 @@ VERIFY_S = 600.0  # for all checkpoints that the run before left unverified; pro
 POLL_S = 0.05
 
 
+class TakeOver(NamedTuple):
+    """What became of the run in a directory.
+
+    Attributes:
+        path: where the next run is started, if none was adopted.
+        adopted_exit_code: of the run that was adopted, None without one.
+        next_launch: the next run's from the newest verified checkpoint; None: it begins at step 0.
+    """
+
+    path: Path
+    adopted_exit_code: int | None = None
+    next_launch: Launch | None = None
+
+
 def adopt_or_plan_next_run(
     directory: Path,
     argv: Sequence[str],
@@ -213,24 +228,20 @@ def adopt_or_plan_next_run(
     *,
     quiet: bool = False,
     fresh: bool = False,
-) -> tuple[Path, int | None, Launch | None]:
-    """Take over the run in `directory`; return where the next run is started if there is none.
-
-    The second value is the exit code of the run that was taken over, None without one; the third
-    the launch of the next run from the newest verified checkpoint, None where it begins at step 0.
-    """
+) -> TakeOver:
+    """Adopt the run in `directory`, until its end; plan the next run where there is none."""
     path, run = resume_target(directory, policy, print_line)
     if run is None:
         previous = None if fresh else preceding_run(directory, path)
         while previous is not None:
             launch = _from_checkpoint(RunDir.open_own(previous), argv, policy, print_line)
             if launch is not None:
-                return path, None, launch
+                return TakeOver(path, next_launch=launch)
             previous = preceding_run(directory, previous)
-        return path, None, None
+        return TakeOver(path)
     refuse_different(run, argv, policy, drills, Path.cwd())
     print_line(f"supervise: resuming {run.path}, whose supervisor died")
-    return path, adopt_run(run.path, print_line, quiet=quiet), None
+    return TakeOver(path, adopt_run(run.path, print_line, quiet=quiet))
 
 
 def resume_target(

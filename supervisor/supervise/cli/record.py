@@ -246,7 +246,7 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
         return
     parts = list(run_records.check_files(run, digests))
     yield from parts
-    named, complete = stability_record.changed_fields(recorded, build_record(run))
+    named, all_compared = stability_record.changed_fields(recorded, build_record(run))
     if any(part.status in (CHANGED, MISSING) for part in parts):
         named = [name for name in named if not name.startswith("audit.parts")]
     if named:
@@ -255,7 +255,9 @@ def _verified(path: Path, run: RunDir | None, key: Path | None) -> Iterator[run_
         yield Part("record", CHANGED, text)
         return
     caveat = (
-        "" if complete else "; what another version explains of signals and rules is not checked"
+        ""
+        if all_compared
+        else "; what another version explains of signals and rules is not checked"
     )
     yield Part("record", GOOD, f"its fields are those of the run{caveat}")
 

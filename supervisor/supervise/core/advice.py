@@ -19,7 +19,7 @@ from .model.action import Refused
 from .model.checkpoint_registry import WEIGHTS_ONLY, choose_checkpoint
 from .model.decisions import ACTING_MODES
 from .model.formats import format_age
-from .model.interfaces import Advice, Lead, Step, Steps, introduce, sentences
+from .model.interfaces import Advice, AdviceSteps, Lead, Step, introduce, sentences
 from .model.payload import RollbackArgs
 from .model.policy import HOLD, PAGE, STOP_SEV0, Policy, Rule, Runbook, next_level
 from .model.verdicts import PARTS, SpikeClass, Verdict
@@ -249,7 +249,7 @@ def choose_advice(
     kind: SpikeClass,
     facts: Collection[Fact],
     words: Mapping[str, str],
-    ways: Mapping[str, Steps],
+    ways: Mapping[str, AdviceSteps],
 ) -> Advice:
     """Return the advice of the first line that fits; `ways`: the steps of each name of a `Way`."""
     line = next(line for line in LINES if line.kind in (None, kind) and line.facts <= {*facts})
@@ -257,9 +257,9 @@ def choose_advice(
 
 
 def _filled(
-    templates: Sequence[str | Step | Way], words: Mapping[str, str], ways: Mapping[str, Steps]
-) -> Steps:
-    steps: Steps = ()
+    templates: Sequence[str | Step | Way], words: Mapping[str, str], ways: Mapping[str, AdviceSteps]
+) -> AdviceSteps:
+    steps: AdviceSteps = ()
     for part in templates:
         if isinstance(part, Way):
             steps += introduce(part.intro, ways[part.name], part.joint)
@@ -313,7 +313,7 @@ def _causes_ended_by_rollback(incident: Incident) -> str:
     return f"the weights were damaged, the batches bad, or {cut}"
 
 
-def _ways(policy: Policy, state: State, incident: Incident) -> dict[str, Steps]:
+def _ways(policy: Policy, state: State, incident: Incident) -> dict[str, AdviceSteps]:
     """Return the steps of each name of a `Way`."""
     start = advise_restart(policy, state, incident.untrusted_from)
     stop = () if state.job.has_ended else (STOP_JOB,)
@@ -377,7 +377,7 @@ def _rate_jump(incident: Incident) -> str:
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def rollback_command(policy: Policy, state: State, incident: Incident) -> Steps:
+def rollback_command(policy: Policy, state: State, incident: Incident) -> AdviceSteps:
     """Return the command that goes back to before an incident, () where it would be refused.
 
     As far as a runbook would: a state right before the alarm may hold the cause.
@@ -402,7 +402,7 @@ def rollback_command(policy: Policy, state: State, incident: Incident) -> Steps:
 STOP_JOB = Step(command="supervise stop RUN")
 
 
-def advise_restart(policy: Policy, state: State, before_step: float = math.inf) -> Steps:
+def advise_restart(policy: Policy, state: State, before_step: float = math.inf) -> AdviceSteps:
     """Return how to start the job again, with the newest good checkpoint from before a step."""
     command = ["supervise --policy RUN/policy.yaml -- COMMAND"]
     good = choose_checkpoint(state.checkpoints.good(), before_step)
@@ -444,12 +444,12 @@ def advise_restart(policy: Policy, state: State, before_step: float = math.inf) 
     return (*before, Step(f"{then}start it again from {name}{how}", " ".join(command)))
 
 
-NONE: Steps = ()
+NONE: AdviceSteps = ()
 
 
 def advise_manual_choices(
     policy: Policy, state: State, incident: Incident, *, is_held: bool = False
-) -> Steps:
+) -> AdviceSteps:
     """Return what a person should do while no action runs by itself, and what else would do.
 
     Args:
@@ -489,7 +489,7 @@ def advise_manual_choices(
     return (*introduce("recommended", recommended), *alternatives, *last)
 
 
-def _way_back(policy: Policy, state: State, incident: Incident) -> Steps:
+def _way_back(policy: Policy, state: State, incident: Incident) -> AdviceSteps:
     """Return how to roll back, with what came of the one before."""
     recovery, command = incident.recovery, rollback_command(policy, state, incident)
     is_new = not incident.is_rolled_back or recovery.restored_step is None
@@ -519,7 +519,7 @@ def advise_relaunch_only(policy: Policy) -> Advice:
     return Advice(None, (Step("a relaunch is left"), Step("to see from where", LIST_CHECKPOINTS)))
 
 
-def advise_choices_in_hold(policy: Policy, state: State, incident: Incident) -> Steps:
+def advise_choices_in_hold(policy: Policy, state: State, incident: Incident) -> AdviceSteps:
     """Return what a person should do in a hold; a rollback does not end it."""
     return advise_manual_choices(policy, state, incident, is_held=True)
 
@@ -561,7 +561,7 @@ def _decided_again(frame: int, state: State) -> str:
     return f"decided again {'soon' if steps < 1 else off}"
 
 
-def advise_after_stop(policy: Policy, state: State, incident: Incident) -> Steps:
+def advise_after_stop(policy: Policy, state: State, incident: Incident) -> AdviceSteps:
     """Return what follows when a rule has stopped the job; what stood still may do so again."""
     if incident.trigger.still:
         mend = Step("mend what it waited for, or it may stop there again")
@@ -569,7 +569,7 @@ def advise_after_stop(policy: Policy, state: State, incident: Incident) -> Steps
     return advise_restart(policy, state, incident.untrusted_from)
 
 
-def advise_restart_after_end(policy: Policy, state: State, incident: Incident | None) -> Steps:
+def advise_rerun_after_end(policy: Policy, state: State, incident: Incident | None) -> AdviceSteps:
     """Return how to start the job again; what was saved in a trouble of the training holds it."""
     if incident is None or incident.severity == "SEV2" or incident.is_order:
         return advise_restart(policy, state)
@@ -578,19 +578,19 @@ def advise_restart_after_end(policy: Policy, state: State, incident: Incident | 
 
 
 def advise_after_crash(
-    policy: Policy, state: State, incident: Incident | None, remedy: Steps, restarted_with: str
-) -> Steps:
+    policy: Policy, state: State, incident: Incident | None, remedy: AdviceSteps, restart_text: str
+) -> AdviceSteps:
     """Return what follows when the job has ended by itself.
 
     Args:
         remedy: of what ended it.
-        restarted_with: what the start was given that ended before its first step, "" for none.
+        restart_text: what the start was given that ended before its first step, "" for none.
     """
     checks = () if remedy else sentences("read the end of the job's output")
-    if restarted_with:
+    if restart_text:
         read = "read the end of the restart's output, as its error is not on record"
-        checks = sentences("" if state.job.cause else read, f"check {restarted_with} in the policy")
-    start = introduce("then", advise_restart_after_end(policy, state, incident), " ")
+        checks = sentences("" if state.job.cause else read, f"check {restart_text} in the policy")
+    start = introduce("then", advise_rerun_after_end(policy, state, incident), " ")
     return (Step("the job is down"), *checks, *remedy, *start)
 
 
@@ -617,7 +617,7 @@ def describe_runbook(state: State, incident: Incident, book: Runbook) -> str:
     return ", then ".join(EFFECTS[verb] for verb in dict.fromkeys(due))
 
 
-def describe_runbook_progress(run: RunbookExecution | None) -> Steps:
+def describe_runbook_progress(run: RunbookExecution | None) -> AdviceSteps:
     """Return what the runbook under way is at, () for none."""
     if run is None:
         return ()
@@ -630,7 +630,7 @@ def describe_runbook_progress(run: RunbookExecution | None) -> Steps:
     return sentences(verified if verbs == ("verify",) else f"{name} runs")
 
 
-def advise_checks_of_firing_rules(policy: Policy, state: State, incident: Incident) -> Steps:
+def advise_checks_of_firing_rules(policy: Policy, state: State, incident: Incident) -> AdviceSteps:
     """Return what to check of what still fires, by the runbook of its gravest rule."""
     firing, newest = state.firing(policy), state.checkpoints.newest()
     damaged = newest is not None and bool(newest.damage)  # for as long as no good one follows
@@ -645,7 +645,7 @@ def advise_checks_of_firing_rules(policy: Policy, state: State, incident: Incide
     return advise_closer_look(policy, state, min(rules, key=lambda rule: rule.severity))
 
 
-def advise_closer_look(policy: Policy, state: State, rule: Rule) -> Steps:
+def advise_closer_look(policy: Policy, state: State, rule: Rule) -> AdviceSteps:
     """Return what to look at behind a rule: its runbook, or the checkpoint that is damaged."""
     newest, good = state.checkpoints.newest(), state.checkpoints.good()
     is_of_it = CHECKPOINT_OK in rule_scope.rule_metrics(policy, rule)
@@ -680,7 +680,7 @@ def describe_time_to_full_memory(policy: Policy, monitor: RankMonitor, rule: Rul
     return f"at this rate the memory of the machine is full in about {format_age(left_s)}"
 
 
-def show_runbook(name: str) -> Steps:
+def show_runbook(name: str) -> AdviceSteps:
     """Return the command that prints a runbook; () for none."""
     if not name:
         return ()
@@ -708,7 +708,7 @@ def advise_on_request(
     return Advice(None, (deny, Step("then, for automatic actions again", RELEASE)))
 
 
-def advise_after_faulty_restart(state: State, incident: Incident) -> Steps:
+def advise_after_faulty_restart(state: State, incident: Incident) -> AdviceSteps:
     """Return what a restart has left wrong, with what to do; () for nothing."""
     parts: list[Step] = []
     if state.checkpoints.wrong_checkpoint:
@@ -723,8 +723,8 @@ def advise_after_faulty_restart(state: State, incident: Incident) -> Steps:
 
 
 def advise_remedy_with_restart(
-    policy: Policy, state: State, incident: Incident, remedy: Steps
-) -> Steps:
+    policy: Policy, state: State, incident: Incident, remedy: AdviceSteps
+) -> AdviceSteps:
     """Return how to go on where a restart has left something wrong."""
     before_step, overlap = incident.untrusted_from, state.repeated.overlap
     differences = () if overlap is None else overlap.differences
@@ -745,7 +745,7 @@ def advise_remedy_with_restart(
     return (*first, *remedy, *sentences(by_hand), *start)
 
 
-def describe_pending_stop(policy: Policy) -> Steps:
+def describe_pending_stop(policy: Policy) -> AdviceSteps:
     """Return what becomes of a job that nothing can help any more, as the policy has it."""
     if policy.give_up == PAGE:
         return ()
@@ -775,7 +775,7 @@ def automatic_action_lead(policy: Policy, rule: Rule) -> Lead:
 SLOWER = 1.05  # times; less can wait. Project default
 
 
-def advise_without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> Steps:
+def advise_without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> AdviceSteps:
     """Return how long a rule can wait for which the policy has no action, or what would help."""
     if (times := diagnosis.waiting_slowdown_factor(policy, monitor, rule)) > SLOWER:
         slower = f"the run is about {times:.2g} times slower while it waits"
@@ -808,7 +808,7 @@ def advise_free_rate(
     return Step(text, "supervise lr RUN 1.0")
 
 
-def advise_on_held_rate(state: State, incident: Incident) -> tuple[Steps, Steps]:
+def advise_on_held_rate(state: State, incident: Incident) -> tuple[AdviceSteps, AdviceSteps]:
     """Return how the learning rate is, and how to let it go; () where it was never held."""
     monitor, recovery = state.monitors.get(incident.case.rank), incident.recovery
     if monitor is None or state.job.has_ended or not is_rate_held(incident):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -197,10 +198,17 @@ def explain_stale_request(
     return None if policy.digest == pending.policy else reasons.Settled.RELOADED
 
 
+class SettledAnswer(NamedTuple):
+    """The answer to an operator about a request that is settled or unknown."""
+
+    text: Cause
+    is_harmless: bool
+
+
 def explain_settled_request(
     requests: ApprovalLog, name: str, requested_outcome: str
-) -> tuple[Cause, bool]:
-    """Return the answer to a word about a request that does not wait, and whether all is well.
+) -> SettledAnswer:
+    """Return the answer to a word about a request that does not wait.
 
     `requested_outcome`: what the word asks for, `approved` or `denied`; said again it is harmless.
     """
@@ -209,12 +217,12 @@ def explain_settled_request(
     waiting, runbook = ("", "") if pending is None else (pending.id, pending.runbook)
     if settled is None:
         unknown = notices.RequestUnknown(request=name, verb=verb, waiting=waiting, runbook=runbook)
-        return unknown, False
+        return SettledAnswer(unknown, is_harmless=False)
     is_same = settled[0] == requested_outcome
     over = notices.RequestOver(
         request=name, verb=verb, waiting=waiting, runbook=runbook, end=settled[1], is_same=is_same
     )
-    return over, is_same
+    return SettledAnswer(over, is_same)
 
 
 def keeps_pending_request(

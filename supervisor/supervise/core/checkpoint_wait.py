@@ -11,7 +11,7 @@ checkpoint.
 from __future__ import annotations
 
 from . import action_planning, approvals, closing, notices, reasons, withdrawal
-from .incident import OPEN, OVERDUE_S, AwaitedCheckpoint, Incident, RunbookExecution
+from .incident import OPEN, OVERDUE_S, AwaitedCheckpoint, Incident, RunbookExecution, RunbookStart
 from .model.action import Refused
 from .model.decisions import ACTING_MODES, ActionReplanned, ReplannedAction
 from .model.events import Notice
@@ -98,8 +98,8 @@ def report_refused(
 
 def runbook_unblocked_by_checkpoint(
     policy: Policy, state: State, incident: Incident
-) -> tuple[str, int, Cause, bool] | None:
-    """Return `(runbook, level, why, escalated)` when what lacked a checkpoint can work by now.
+) -> RunbookStart | None:
+    """Return the runbook that lacked a checkpoint, when it can work by now.
 
     Only while nothing else was done about the incident, and as long as a rule of it that acts still
     fires or the loss is out of its band; of a job that has ended no rule can tell.
@@ -121,7 +121,8 @@ def runbook_unblocked_by_checkpoint(
     deferred.awaiting_checkpoint = None
     levels, name = policy.ladder.levels, request.name
     reason = reasons.CheckpointAvailable(cause=request.reason)
-    return name, levels.index(name) if name in levels else -1, reason, request.escalated
+    level = levels.index(name) if name in levels else -1
+    return RunbookStart(name, level, reason, request.escalated)
 
 
 def on_checkpoint_search(state: State, event: Notice) -> None:

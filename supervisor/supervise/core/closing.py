@@ -36,7 +36,7 @@ from .model.decisions import (
     RateBlamed,
     RunbookRefused,
 )
-from .model.interfaces import Advice, Steps
+from .model.interfaces import Advice, AdviceSteps
 from .model.payload import Outcome
 from .model.policy import Policy, Runbook
 from .model.verdicts import Verdict
@@ -45,7 +45,7 @@ from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
 
 
-def mark_exhausted(ctx: StepContext, incident: Incident) -> Steps:
+def mark_exhausted(ctx: StepContext, incident: Incident) -> AdviceSteps:
     """Nothing that is left can help: a SEV0 from now on; return what then becomes of the job."""
     incident.raise_severity("SEV0")
     incident.escalation.exhausted = ctx.state.frame_count, ctx.state.at_ns

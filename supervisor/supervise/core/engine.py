@@ -80,7 +80,7 @@ from .model.events import (
     Reloaded,
     Tick,
 )
-from .model.interfaces import REBASELINE, Advice, Step, Steps
+from .model.interfaces import REBASELINE, Advice, AdviceSteps, Step
 from .model.payload import Json
 from .model.policy import HOLD, Policy, Rule, next_level
 from .model.verdicts import SpikeClass, Verdict
@@ -357,7 +357,7 @@ def _on_tick(ctx: StepContext, tick: Tick) -> None:
         rule_news.send_reminder(ctx, state.incident)
     if state.held_ns is not None and tick.at_ns - state.held_ns > ctx.policy.hold_reminder_s * 1e9:
         state.held_ns = tick.at_ns
-        then: Steps = (Step("automatic actions on again", "supervise release RUN"),)
+        then: AdviceSteps = (Step("automatic actions on again", "supervise release RUN"),)
         if incident is not None:
             then = advice.advise_choices_in_hold(ctx.policy, state, incident)
         ctx.send(notices.StillHeld(severity="SEV1", advice=Advice(None, then)))

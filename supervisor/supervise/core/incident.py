@@ -355,6 +355,15 @@ class WithdrawnRunbook:
     other_data: bool = False
 
 
+class RunbookStart(NamedTuple):
+    """A runbook, its level on the ladder (-1: on none), and why it is started."""
+
+    runbook: str
+    level: int
+    reason: Cause
+    is_escalated: bool
+
+
 @dataclass(slots=True)
 class AwaitedCheckpoint:
     """A runbook that was refused for want of a good checkpoint.
@@ -382,7 +391,7 @@ class Deferred:
     Attributes:
         rules: ids of rules to be answered then; see `rule_fired`.
         commands: those of operators; see `operator_commands`.
-        retry: (runbook, level, why, escalated) to request again; see `runbook_runner`.
+        retry: to be requested again; see `runbook_runner`.
         awaiting_checkpoint: what was refused for want of one; see `checkpoint_wait`.
         weights_check: what was withdrawn since the weights were good; see `weights_check`.
         session_end: the last step of its training session, where that has ended, so that it is
@@ -391,7 +400,7 @@ class Deferred:
 
     rules: list[str] = field(default_factory=list)
     commands: list[OperatorCommand] = field(default_factory=list)
-    retry: tuple[str, int, Cause, bool] | None = None
+    retry: RunbookStart | None = None
     awaiting_checkpoint: AwaitedCheckpoint | None = None
     weights_check: WithdrawnRunbook | None = None
     session_end: int | None = None

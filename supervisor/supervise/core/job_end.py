@@ -245,7 +245,7 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
     if job.stopping and incident is not None:
         return Advice(None, advice.advise_after_stop(ctx.policy, ctx.state, incident))
     if _ended_as_asked(job):
-        return Advice(None, advice.advise_restart_after_end(ctx.policy, ctx.state, incident))
+        return Advice(None, advice.advise_rerun_after_end(ctx.policy, ctx.state, incident))
     failed = has_start_failed(ctx.state)
     cause = job.restarts.cause if failed else None  # that may be the cause
     remedy = advice.AFTER_KILL if job.returncode in KILLED else cause.remedy if cause else ()

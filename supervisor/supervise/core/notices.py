@@ -25,10 +25,10 @@ from .model.interfaces import (
     UPDATED,
     WATCHER,
     Advice,
+    AdviceSteps,
     Lead,
     Reading,
     Step,
-    Steps,
     sentences,
 )
 from .model.payload import Payload
@@ -51,7 +51,7 @@ class Template(Struct, frozen=True, kw_only=True):
         clauses = PART.sub(self._part, template).split("; ")
         return "; ".join(text for clause in clauses for text in self._clause(clause) if text)
 
-    def _steps(self, templates: Steps) -> Iterator[Step]:
+    def _steps(self, templates: AdviceSteps) -> Iterator[Step]:
         for step in templates:
             if clause := self._clause(PART.sub(self._part, step.text), step.command):
                 yield Step(*clause)
@@ -99,8 +99,8 @@ class Notice(Template, frozen=True, kw_only=True):
     TITLE: ClassVar[str] = ""
     WHAT: ClassVar[str] = ""
     WHY: ClassVar[str] = ""
-    NEXT: ClassVar[Steps] = ()
-    LIVE: ClassVar[Steps] = ()
+    NEXT: ClassVar[AdviceSteps] = ()
+    LIVE: ClassVar[AdviceSteps] = ()
     LEAD: ClassVar[Lead | None] = None
 
     severity: str
@@ -738,7 +738,7 @@ class UndoFailed(Notice, frozen=True, kw_only=True):
     KIND = ACTION
     TITLE = "{incident}: undoing an action failed"
     WHAT = "{error}"
-    NEXT: ClassVar[Steps] = (Step("it may still be in force", "supervise status RUN"),)
+    NEXT: ClassVar[AdviceSteps] = (Step("it may still be in force", "supervise status RUN"),)
     error: str
 
 

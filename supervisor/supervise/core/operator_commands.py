@@ -23,7 +23,7 @@ from . import (
     run_notices,
     runbook_runner,
 )
-from .incident import Incident, format_arguments
+from .incident import Incident, RunbookStart, format_arguments
 from .model import state_machine
 from .model.action import Action, Refused
 from .model.decisions import (
@@ -297,7 +297,9 @@ def restart_requested_runbook(ctx: StepContext, reason: Cause) -> None:
     incident, pending = ctx.state.incident, approvals.settle_request(ctx, "expired", reason)
     if incident is None or pending is None or pending.runbook not in ctx.policy.runbooks:
         return
-    incident.deferred.retry = pending.runbook, pending.level, pending.reason, pending.escalated
+    incident.deferred.retry = RunbookStart(
+        pending.runbook, pending.level, pending.reason, pending.escalated
+    )
     runbook_runner.start_waiting_runbook(
         ctx
     )  # at once, or when the evidence of the first request is taken
@@ -317,8 +319,8 @@ def _request(
 
 
 def _late(requests: ApprovalLog, event: OperatorCommand, outcome: str) -> Answer:
-    text, well = approvals.explain_settled_request(requests, str(event.args.get("id")), outcome)
-    return Answer(text, ok=well)
+    settled = approvals.explain_settled_request(requests, str(event.args.get("id")), outcome)
+    return Answer(settled.text, ok=settled.is_harmless)
 
 
 def _denied(ctx: StepContext, incident: Incident, operator: str = "") -> None:

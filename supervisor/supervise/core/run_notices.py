@@ -11,7 +11,7 @@ from msgspec import ValidationError, convert
 from . import reasons  # noqa: F401, its classes are clauses too
 from .model import formats
 from .model.decisions import MessageText
-from .model.interfaces import FINISHED, WATCHER, Advice, Step, Steps, sentences
+from .model.interfaces import FINISHED, WATCHER, Advice, AdviceSteps, Step, sentences
 from .notices import Clause, Notice, Template
 
 CHECKPOINTS = (Step("good checkpoints", "supervise checkpoints RUN"),)
@@ -497,7 +497,7 @@ class SpaceNotice(Notice, frozen=True, kw_only=True):
     seconds: float | None = None
 
     @property
-    def to_free(self) -> Steps:
+    def to_free(self) -> AdviceSteps:
         need = f" {formats.format_bytes(self.need_bytes)}" if self.need_bytes else " space"
         steps = [Step(f"free{need}{f' on {self.mount}' if self.mount else ''}")]
         if self.mount:

@@ -62,7 +62,7 @@ from .model.decisions import (
     VerificationStarted,
 )
 from .model.events import Finished
-from .model.interfaces import Advice, Lead, Steps, sentences
+from .model.interfaces import Advice, AdviceSteps, Lead, sentences
 from .model.payload import NOTHING, Outcome, Payload, WeightsArgs
 from .model.policy import HOLD, Policy, Runbook, first_relaunch, level_of, next_level
 from .notices import Cause
@@ -265,7 +265,7 @@ def _announce(ctx: StepContext, incident: Incident, run: RunbookExecution, reaso
     """Nothing stands against a runbook that touches the job: people are told that it runs."""
     ctx.state.history.last_level = (incident.escalation.level, ctx.state.frame_count)
     effect = advice.describe_runbook(ctx.state, incident, run.runbook)
-    live: Steps = ()
+    live: AdviceSteps = ()
     then = sentences(f"{run.runbook.name}: {effect}" if effect else "")
     if (order := checkpoint_wait.relaunch_order(ctx.state, incident, run.runbook)) is not None:
         command_text = job_recipes.describe_relaunch(

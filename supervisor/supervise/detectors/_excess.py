@@ -16,11 +16,13 @@ import math
 from bisect import bisect_left, insort
 from itertools import islice
 from operator import mul
+from typing import TypeAlias
 
 from ..core.model.decisions import UNKNOWN
 from ._baseline import HUGE, NORMAL, median_of_sorted
 from ._watch import NEVER, Memory, explain_lacks
 
+ExcessState: TypeAlias = int  # one of these
 QUIET, SUSPECTED, ESTABLISHED, LASTED, LEARNING = range(5)
 NEWEST = 32  # rows of the second median
 REFIT = 8  # quiet rows between two fits
@@ -152,7 +154,7 @@ class Excess:
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────
 
-    def feed(self, x: float) -> int:
+    def feed(self, x: float) -> ExcessState:
         """Take the next row."""
         if len(self.ref) < self.least:
             if not self.ref and math.isnan(self.first):
@@ -222,7 +224,7 @@ class Excess:
         left = sum((x - middle) ** 2 for x in rows) - step
         return (step - climb) * count > BETTER * left
 
-    def _follow(self, x: float, u: float) -> int:
+    def _follow(self, x: float, u: float) -> ExcessState:
         """Follow what was established until it is over, or has lasted for so long that it stays."""
         self.rows += 1
         self.on += 1
@@ -390,10 +392,10 @@ class Series:
         self.states: list[Excess] = []
         self.rows: list[tuple[int, float]] = []
         self.horizon = self.last = NEVER
-        self.verdict: int | None = None
+        self.verdict: ExcessState | None = None
         self.lost, self.level = 0.0, math.nan
 
-    def feed_once(self, sample: float | None, step: int) -> int | None:
+    def feed_once(self, sample: float | None, step: int) -> ExcessState | None:
         """Feed a row, once, whoever brings it first; return its verdict."""
         if step == self.last:
             return self.verdict
@@ -456,7 +458,7 @@ class ExcessWatch(Memory):
         super().forget_last()
         self.excess.forget_excursion()
 
-    def feed_statistic(self, sample: float | None, step: int) -> int | None:
+    def feed_statistic(self, sample: float | None, step: int) -> ExcessState | None:
         """Feed a sample to the statistic; None: it is absent, no number, or of a known step."""
         self.value, self.raw = sample, UNKNOWN
         if step <= self.last:

@@ -16,7 +16,7 @@ from ..core import notices
 from ..core.model import formats
 from ..core.model.decisions import IncidentOpened, MessageText, Suppressor
 from ..core.model.failure import Failure
-from ..core.model.interfaces import Advice, Lead, Step, Steps, sentences
+from ..core.model.interfaces import Advice, AdviceSteps, Lead, Step, sentences
 from ..core.model.payload import Outcome, WeightsArgs
 from ..core.model.policy import read_usage
 from ..core.model.verdicts import (
@@ -871,7 +871,7 @@ def next_step(
     messages: Sequence[MessageText],
     failure: Failure | None,
     approval: Approval | None,
-) -> Steps:
+) -> AdviceSteps:
     """Return what a person should do."""
     if status == Status.WAITING and approval is not None:
         asked = [message for message in messages if message.request == approval.id]

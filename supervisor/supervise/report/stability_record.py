@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -383,8 +383,15 @@ def record_differences(old: StabilityRecord, new: StabilityRecord) -> list[tuple
     ]
 
 
-def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple[list[str], bool]:
-    """Return the fields in which a record differs from the run, and whether all were compared.
+class ChangedFields(NamedTuple):
+    """The fields in which a record differs from the run, and whether all were compared."""
+
+    paths: list[str]
+    all_compared: bool
+
+
+def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> ChangedFields:
+    """Compare a record with the run.
 
     Where another installation wrote it, what comes from that is left out.
     """
@@ -392,9 +399,9 @@ def changed_fields(recorded: StabilityRecord, rebuilt: StabilityRecord) -> tuple
     if recorded.loss is None and not is_same_installation:  # an earlier one did not write it
         rebuilt = msgspec.structs.replace(rebuilt, loss=None)
     paths = [path for path, _, _ in record_differences(recorded, rebuilt)]
-    return [
-        path for path in paths if is_same_installation or not _is_of_installation(path)
-    ], is_same_installation
+    if not is_same_installation:
+        paths = [path for path in paths if not _is_of_installation(path)]
+    return ChangedFields(paths, is_same_installation)
 
 
 def _is_of_installation(path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..notifiers.outbox import Outbox
 from ..report.receipt import count_noun, run_operand, run_path
@@ -26,6 +27,13 @@ DELIVER_S, LEAVE_S = 1.0, 3.2  # then for what can still be delivered, or kept f
 NO_ANSWER = "does not answer"
 LONGEST_S = 1.0  # from one look to the next that counts; longer, and we were stopped
 VERIFY_NOW_S = 1.0  # for messages, after a signal that comes once the job has ended
+
+
+class WorkEnd(NamedTuple):
+    """How work on a thread ended: its exit code, and whether all of it was done."""
+
+    exit_code: int
+    is_complete: bool
 
 
 class Foreground:
@@ -50,7 +58,7 @@ class Foreground:
         self._disk_s = 0.0  # that the loop had waited for the disk when the job ended
         self._cut_short_s: float | None = None
 
-    def run_in_thread(self, work: Callable[[], int]) -> tuple[int, bool]:
+    def run_in_thread(self, work: Callable[[], int]) -> WorkEnd:
         """Do `work` on a thread of its own; return the exit code, and whether it was all done.
 
         When the job has ended and the work hangs, it is left behind, and people are told what is
@@ -72,7 +80,7 @@ class Foreground:
         try:
             thread.start()
         except RuntimeError:  # at the limit of threads: signals wait for the disk, as they may
-            return work(), True
+            return WorkEnd(work(), True)
         self._forwarder.allow_holding()
         while True:
             process = self._app.process(self._first)
@@ -83,7 +91,7 @@ class Foreground:
             if woken:
                 self._app.wakeup.set()
             if codes:
-                return codes[0], True
+                return WorkEnd(codes[0], True)
             if errors:
                 raise errors[0]
             stalled_s = self._stalled_s()
@@ -95,7 +103,8 @@ class Foreground:
                 disk_s = files.disk_wait_s(thread.ident) - self._disk_s
                 if min(since_end_s, max(stalled_s, disk_s)) > self._patience_s():
                     answers = disk_s > stalled_s
-                    return self._abandon(process, "is too slow" if answers else NO_ANSWER), False
+                    code = self._abandon(process, "is too slow" if answers else NO_ANSWER)
+                    return WorkEnd(code, is_complete=False)
 
     def _patience_s(self) -> float:
         """Return how long to wait for the loop; longer where it is about to start the job again."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from .events import PolicyChanges
-from .interfaces import Advice, Lead, Reading, Steps, sentences
+from .interfaces import Advice, AdviceSteps, Lead, Reading, sentences
 from .payload import NOTHING, Json, Payload
 from .verdicts import BandRange, MechanismSigns, ShardAccount, SlowStep, Verdict
 
@@ -535,8 +535,8 @@ class MessageText(Struct, frozen=True, kw_only=True, omit_defaults=True):
     incident_severity: str = ""
     to_all: bool = False
     lead: Lead | None = None
-    steps: Steps | None = None  # None: of a record that has them in `next` alone
-    live_steps: Steps = ()
+    steps: AdviceSteps | None = None  # None: of a record that has them in `next` alone
+    live_steps: AdviceSteps = ()
     form: str = ""
     facts: Payload = NOTHING
 

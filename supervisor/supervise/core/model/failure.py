@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
-from .interfaces import Step, Steps
+from .interfaces import AdviceSteps, Step
 from .values import Section, describe_key, pattern_mark
 
 FAILURE_NOTICE = "failure"  # of the notice
@@ -102,7 +102,7 @@ class Failure:
     traceback: str = ""
 
     @property
-    def remedy(self) -> Steps:
+    def remedy(self) -> AdviceSteps:
         """The steps that people can take about it, () where none are known."""
         return (Step(self.then, self.command),) if self.then else ()
 

@@ -211,10 +211,10 @@ class Step(Struct, frozen=True, omit_defaults=True):
         return Step(fill_paths(self.text, directory), command.replace("-- COMMAND", f"-- {job}"))
 
 
-Steps: TypeAlias = tuple[Step, ...]
+AdviceSteps: TypeAlias = tuple[Step, ...]
 
 
-def sentences(*texts: str) -> Steps:
+def sentences(*texts: str) -> AdviceSteps:
     """Return steps without a command; "" is none."""
     return tuple(Step(text) for text in texts if text)
 
@@ -225,7 +225,7 @@ def fill_paths(text: str, directory: str) -> str:
     return _RUN_PATH.sub(lambda _: quoted, text)
 
 
-def introduce(intro: str, steps: Steps, joint: str = ": ") -> Steps:
+def introduce(intro: str, steps: AdviceSteps, joint: str = ": ") -> AdviceSteps:
     """Return steps whose first one begins with a text; () for none."""
     first, others = steps[:1], steps[1:]
     return (*(Step(joint.join(filter(None, (intro, s.text))), s.command) for s in first), *others)
@@ -247,8 +247,8 @@ class Advice(Struct, frozen=True):
     """
 
     lead: Lead | None = None
-    steps: Steps = ()
-    live: Steps = ()
+    steps: AdviceSteps = ()
+    live: AdviceSteps = ()
 
     def __bool__(self) -> bool:
         return bool(self.lead or self.steps)
@@ -259,7 +259,7 @@ class Advice(Struct, frozen=True):
         return render_steps(self.whole)
 
     @property
-    def whole(self) -> Steps:
+    def whole(self) -> AdviceSteps:
         """Its first clause and all its steps, as steps."""
         lead, steps = self.lead or "", (*self.steps, *self.live)
         if steps and lead in OPEN_LEADS:
