@@ -47,7 +47,7 @@ class Edges:
     def checkpoint_origin(self, checkpoint):
         return f"/out/{checkpoint}.pt", 7, "/bin/python3"
 
-    def host_memo(self, start, reason):
+    def unfit_host_record(self, start, reason):
         return {"host": "here", "folder": "/out", "why": reason}
 
     def check_host(self, start, within_s, *, alive):

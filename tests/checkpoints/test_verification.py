@@ -341,7 +341,7 @@ def test_verify_awaited_goes_on_with_the_copy_that_is_being_verified(driver):
         (copy,) = copies(driver)
         driver.write("a.pt", "slow good 3", step=29)
         driver.guard.verify_awaited(before_step=25)
-        wait_until(lambda: driver.guard.count_candidates(25) == 1, "the search")
+        wait_until(lambda: driver.guard.count_unverified(25) == 1, "the search")
 
     assert verify_awaited(driver, before=25) == [("ckpt-1", True)]
     assert (copy.with_name("ckpt-1") / "data/a.pt").read_text() == "slow good 2"

@@ -209,7 +209,7 @@ def warn_unmeasured(
                 problems.warn(location, f"{name}: no collector measures {metric!r}", hint)
 
 
-def check_measured(
+def check_rules_can_fire(
     policy: Policy, entries: Mapping[str, Entry], root: MapNode, problems: Problems
 ) -> None:
     """Every rule can fire by what this policy lets measure; what a job may report counts.
@@ -233,7 +233,7 @@ def check_measured(
         problems.add(location, message, f"{named}; or remove: [{rule.id}]")
 
 
-def check_heartbeat(root: MapNode, form: PolicyFile, problems: Problems) -> None:
+def warn_heartbeat_interval(root: MapNode, form: PolicyFile, problems: Problems) -> None:
     """Warn of a heartbeat so fast that it is refused, or so slow that it is of little use."""
     if HEARTBEAT not in form.notify:
         return

@@ -259,10 +259,10 @@ def _check_sort(root: MapNode, problems: Problems) -> None:
     if "tests" in root.pairs:
         hint = "supervise policy test FILE"
         problems.add(root.pairs["tests"][0], "this is a file of scenarios, not a policy", hint)
-    check_version(root, problems)
+    check_version_not_newer(root, problems)
 
 
-def check_version(root: MapNode, problems: Problems) -> None:
+def check_version_not_newer(root: MapNode, problems: Problems) -> None:
     """Refuse a file for a newer program."""
     node = root.get("version")
     text = node.text if isinstance(node, Scalar) else ""
@@ -317,7 +317,7 @@ def bind_policy(
     lint.check_unread(root, parts, detectors, drafts, problems)
     lint.warn_unmeasured(detectors, parts.detectors, problems)
     lint.check_approval_times(root, form, problems)
-    lint.check_heartbeat(root, form, problems)
+    lint.warn_heartbeat_interval(root, form, problems)
     lint.check_rules_exist(parts, root, problems)
     problems.raise_if_any()
     return Draft(

@@ -18,7 +18,7 @@ from ..errors import InputError
 from . import discover, loader, pack, shipped, yaml_document
 from . import scenarios as scenario_form
 from .diagnostics import PolicyErrors, Problem, Problems, Source, did_you_mean
-from .lint import ALL, check_measured
+from .lint import ALL, check_rules_can_fire
 from .loader import Draft
 from .metrics import is_known
 from .pack import Parts
@@ -97,7 +97,7 @@ def subject_of_pack(root: MapNode, path: Path, problems: Problems) -> Subject:
     Raises:
         PolicyErrors: the pack, or one of its scenarios, is wrong.
     """
-    loader.check_version(root, problems)
+    loader.check_version_not_newer(root, problems)
     beside = path.parent.parent if path.parent.name == "packs" else path.parent
     parts = Parts(folders=(beside,))
     pack.add_pack(root, path.stem, parts, problems)
@@ -127,7 +127,7 @@ def subject_of_tests(
         PolicyErrors: the policy, or one of the scenarios, is wrong.
         InputError: there is no such policy.
     """
-    loader.check_version(root, problems)
+    loader.check_version_not_newer(root, problems)
     form: ScenarioFile = read_section(ScenarioFile, root, problems, "", lenient=True)
     scenarios = _listed(root, TESTS, problems)
     scenarios += _used(root, form.use, path, {path.resolve()}, problems)
@@ -305,7 +305,7 @@ def _judge(
         entries = {built.rule.id: built.entry for built in draft.rules}
         assert isinstance(draft.root, MapNode)
         acting = replace(draft, mode="enforce")  # what is there to be judged once it may act
-        check_measured(loader.build_policy(acting), entries, draft.root, problems)
+        check_rules_can_fire(loader.build_policy(acting), entries, draft.root, problems)
     problems.raise_if_any()
 
 

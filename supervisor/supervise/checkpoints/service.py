@@ -461,7 +461,7 @@ class CheckpointService:
         """Whether `verify_awaited` is under way; if not, `poll` has its result."""
         return self._awaited is not None
 
-    def count_candidates(self, before_step: int) -> int | None:
+    def count_unverified(self, before_step: int) -> int | None:
         """Return how many without a verdict `verify_awaited` may still take, None if unknown.
 
         0 only when it has looked at all; its last verdict may still have to be polled.

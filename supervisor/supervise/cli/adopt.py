@@ -348,9 +348,9 @@ def _refuse_unfit(path: Path, policy: Policy, print_line: PrintLine) -> None:
         from ..actions.job_control import HUMAN
         from ..catalog.loader import failure_classes
         from ..core import host_health
-        from ..runtime.host import HealthGate, HostMemo
+        from ..runtime.host import HealthGate, UnfitHost
 
-        memo = msgspec.convert(document, HostMemo)
+        memo = msgspec.convert(document, UnfitHost)
     except (OSError, ValueError):  # it ended otherwise
         return
     if memo.host != socket.gethostname():

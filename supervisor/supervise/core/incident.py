@@ -660,7 +660,7 @@ def session_undos(recovery: Recovery) -> list[Action]:
     return [undo for undo in undo_actions(recovery) if verb_of(undo) not in LASTING_UNDOS]
 
 
-def runbook_undos(
+def undos_after_failure(
     recovery: Recovery, run: RunbookExecution, sent_index: int | None
 ) -> list[Action]:
     """Return what takes back this runbook's own steps, newest first.

@@ -308,7 +308,7 @@ class RankMonitor:
         for watch, readers in self._levels:
             watch.hold_level(held=not readers.isdisjoint(rules))
 
-    def late_measured_step(self, rule: Rule) -> int | None:
+    def late_stream_step(self, rule: Rule) -> int | None:
         """Return the step that was measured, of a rule that reads one late stream; else None."""
         for r, stream in self._late_rules.items():
             if self.policy.rules[r].id == rule.id and rule.id in self.late[stream].judged:
@@ -317,7 +317,7 @@ class RankMonitor:
 
     def step_of(self, rule: Rule) -> int:
         """Return the step that a rule was judged at last."""
-        late_step = self.late_measured_step(rule)
+        late_step = self.late_stream_step(rule)
         return self.step if late_step is None else late_step
 
     def first_breach(self, rule: Rule) -> int:

@@ -106,7 +106,7 @@ def _alarm(ctx: StepContext, monitor: RankMonitor, rank: int, rule: Rule) -> Rul
         rank=rank,
         numbers=numbers,
         phase=rule.phase or "",
-        measured_step=monitor.late_measured_step(rule),
+        measured_step=monitor.late_stream_step(rule),
         alongside=rule_scope.incident_alongside(ctx.policy, ctx.state.incident, rule),
     )
 

@@ -39,7 +39,7 @@ from .incident import (
     record_committed,
     record_uncertain,
     remove_undo,
-    runbook_undos,
+    undos_after_failure,
     verb_of,
 )
 from .model import state_machine
@@ -604,13 +604,15 @@ def fail_step(ctx: StepContext, incident: Incident, reason: Cause, *, is_sent: b
     elif failure.reason is None and run.runbook.verbs[run.index] != "undo":
         failure.reason = reason
         if not failure.ranks_differ:
-            failure.pending_undos = runbook_undos(recovery, run, run.index if is_sent else None)
+            failure.pending_undos = undos_after_failure(
+                recovery, run, run.index if is_sent else None
+            )
     else:  # an undo: it is not tried again, a person must know
         assert run.intent.action is not None
         remove_undo(recovery, run.intent.action)
         remaining_undos = failure.pending_undos[1:]
         if failure.reason is None:
-            remaining_undos = runbook_undos(recovery, run, None)
+            remaining_undos = undos_after_failure(recovery, run, None)
         failure.reason, failure.pending_undos, failure.exhausted = (
             failure.reason or reason,
             remaining_undos,

@@ -155,7 +155,7 @@ def find_unmet_conditions(rule: Rule, policy: Policy, monitor: RankMonitor) -> l
     tree = parse_expression(rule.text, limit=len(rule.text)).tree
     conditions = [
         replace(
-            describe_reading(leaf.name, policy, monitor, target_code=leaf.target_code),
+            describe_detector(leaf.name, policy, monitor, target_code=leaf.target_code),
             alternative=leaf.any,
         )
         for leaf in dict.fromkeys(_missing_leaves(tree, BREACH, codes, several=False))
@@ -163,7 +163,7 @@ def find_unmet_conditions(rule: Rule, policy: Policy, monitor: RankMonitor) -> l
     return sorted(conditions, key=lambda condition: condition.code != "UNKNOWN")
 
 
-def describe_reading(
+def describe_detector(
     name: str, policy: Policy, monitor: RankMonitor, *, target_code: int = BREACH
 ) -> Condition:
     """Return one detector's reading: numbers, what it needed, and a sentence; inputs included."""
@@ -185,7 +185,7 @@ def describe_reading(
         limit=comparison.limit,
         short_by=comparison.short_by,
         needs=UNSET if comparison.needs is None else comparison.needs,
-        inputs=[describe_reading(inner, policy, monitor) for inner in spec.detectors],
+        inputs=[describe_detector(inner, policy, monitor) for inner in spec.detectors],
     )
     return replace(condition, text=_sentence(spec, monitor, condition, code, target_code))
 

@@ -180,7 +180,7 @@ class _Case:
         self.is_of_machine = facts.is_about_machine(self.conditions, self.policy, self.opened.rule)
         own = [move for move in self.moves if self.is_of_machine == (move.metric in MACHINE)]
         self.onset = facts.find_onset(own, self.breach, self.opened.slow_step)
-        self.conditions = facts.add_frame_values(self.conditions, self.tape, self.moves)
+        self.conditions = facts.fill_values_and_baselines(self.conditions, self.tape, self.moves)
         self.wrong_inputs = _wrong_inputs(self.rules, self.conditions, self.onset)
         self.actions = facts.intended_actions(self.incident)
         self.verification = facts.verification_checks(self.incident)

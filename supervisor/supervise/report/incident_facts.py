@@ -455,7 +455,7 @@ def is_about_machine(
     return policy is not None and any(r.id == rule and is_of_machine(policy, r) for r in rules)
 
 
-def add_frame_values(
+def fill_values_and_baselines(
     conditions: Sequence[Condition], tape: Tape | None, moves: Sequence[Move]
 ) -> list[Condition]:
     """Return the conditions with values of the frames: just before the onset, and where it fired.

@@ -317,7 +317,7 @@ class RunMetrics:
         if event.again:
             self._replaced.setdefault(event.rank, deque()).append(event.at_ns)
 
-    def on_beats(self, beats: Iterable[Beat], now_ns: int) -> None:
+    def count_silent_ranks(self, beats: Iterable[Beat], now_ns: int) -> None:
         """Count the ranks that should run hooks, and did not for 30 s or 8 of their steps."""
         self._missing = sum(
             beat.phase == STEPPING and now_ns - beat.seen_ns > self._patience_ns(beat.rank)
@@ -463,7 +463,7 @@ class FrameEnricher:
                 self._course.on_phase(beat.phase)
         if self._run is not None:
             self._run.on_failures(failures)
-            self._run.on_beats(beats, now_ns)
+            self._run.count_silent_ranks(beats, now_ns)
 
     def complete(self, event: Event) -> list[Event]:
         """Return what stands for `event`: itself, completed, perhaps behind a new announcement."""

@@ -360,7 +360,7 @@ class Start:
     python: str | None = None
 
 
-class HostMemo(Struct, frozen=True, kw_only=True):
+class UnfitHost(Struct, frozen=True, kw_only=True):
     """A host that was not fit: what was to be started on it, and what was known of it."""
 
     host: str
@@ -392,7 +392,7 @@ class HealthGate:
         self,
         configured: Callable[[], HostHealth | Literal["none"] | None],
         environ: Mapping[str, str],
-        machine: Callable[[], Hardware | HostMemo | None],
+        machine: Callable[[], Hardware | UnfitHost | None],
         classes: Callable[[], Sequence[FailureClass]],
         available: Callable[[], int | None] = available_bytes,
     ) -> None:
@@ -422,10 +422,10 @@ class HealthGate:
             return findings
         return [*findings, self._matmul(start, settings, bool(report), until_s)]
 
-    def host_memo(self, start: Start, reason: str) -> HostMemo:
+    def unfit_host_record(self, start: Start, reason: str) -> UnfitHost:
         """Return what is needed to ask the same questions later."""
         machine = self._machine()
-        return HostMemo(
+        return UnfitHost(
             host=socket.gethostname(),
             folder=str(start.folder),
             size=start.size,

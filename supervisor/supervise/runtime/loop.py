@@ -151,7 +151,7 @@ def start_verifying_awaited(checkpoints: CheckpointService, processor: EventProc
     before_step = checkpoint_wait.awaited_checkpoint_bound(processor.policy, processor.state)
     if before_step is None:
         return
-    remaining = checkpoints.count_candidates(before_step)
+    remaining = checkpoints.count_unverified(before_step)
     for event in checkpoints.poll():  # the last verdict comes before "none is left"
         processor.process(event)
     if (awaited := checkpoint_wait.awaited_checkpoint(processor.policy, processor.state)) is None:
@@ -773,7 +773,9 @@ class App:
         """Tell the end of a process that was read to its end."""
         self._ended_process = process
         now_ns = system.monotonic_ns()
-        self._status.on_exit(process.pid, process.returncode or 0, now_ns, self._segments.ends())
+        self._status.report_job_end(
+            process.pid, process.returncode or 0, now_ns, self._segments.ends()
+        )
         if process.interrupted:
             self.processor.process(ctrl_c_notice(now_ns))
         if process.unknown:

@@ -240,7 +240,7 @@ class Relauncher:
         if reason := host_health.explain_unfit(findings):
             if not alive:
                 with suppress(StoreError):
-                    memo = self.gate.host_memo(start, reason)
+                    memo = self.gate.unfit_host_record(start, reason)
                     self.run.write_json(UNFIT, msgspec.to_builtins(memo))
             raise ActionError(str(reasons.HostUnfit(trouble=reason)))
 

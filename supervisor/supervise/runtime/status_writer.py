@@ -412,7 +412,9 @@ class StatusWriter:
         self._logs.on_launch()
         self._identity.launched()
 
-    def on_exit(self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]) -> None:
+    def report_job_end(
+        self, pid: int, returncode: int, now_ns: int, ends: Mapping[int, End]
+    ) -> None:
         """The job's first process ended: report why, as far as anything was recorded."""
         self.check_probe(now_ns, last=True)
         for notice in self._failures.on_exit(pid, returncode, now_ns, ends):
