@@ -372,4 +372,4 @@ def test_layers_and_routers_are_judged_within_a_hundred_steps(supervise):
     assert not blind & {"attention.logits", "attention.growth", "attention.collapse"}
     assert not blind & {"routing.starved", "routing.imbalance", "routing.dominant_expert"}
     assert not blind & {"activations.residual", "activations.outlier_rate"}
-    assert "routing.low_confidence" in blind  # the routers' weights are read every 500 steps
+    assert not blind & {"routing.low_confidence", "routing.one_dominant"}

@@ -134,7 +134,7 @@ for n in range(60):
         p.data.add_(p.grad, alpha=-0.1)
 """,
 }
-SETS = ("attention", "activations", "routing", "weights", "gradients", "checksums")
+SETS = ("attention", "activations", "routing", "routers", "weights", "gradients", "checksums")
 
 
 def watched(loop, below=True):

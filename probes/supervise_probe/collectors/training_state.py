@@ -92,7 +92,7 @@ WEIGHT_STD_METRICS = (
         "Mean pairwise cosine of a router's expert rows, mean over routers.",
         "(E |mean w/|w||^2 - 1) / (E - 1), arXiv:2606.28116",
         "on a sampled step, a copy of at most 32 MB",
-        500,
+        50,
     ),
     MetricSpec(
         "router_conditioning",
@@ -100,7 +100,7 @@ WEIGHT_STD_METRICS = (
         "Largest centred expert row over the mean row, of the worst router.",
         "max |w - mean w| / |mean w|, arXiv:2606.28116",
         "",
-        500,
+        50,
     ),
     MetricSpec(
         "layer_weight_std.<i>",

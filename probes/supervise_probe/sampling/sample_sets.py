@@ -25,10 +25,12 @@ DEFAULTS = {
     "attention": 50,
     "activations": 50,
     "routing": 10,
+    "routers": 50,
     "weights": 500,
     "gradients": 50,
 }
 IN_FORWARD = frozenset(("attention", "activations", "routing"))
+AT_ONCE = IN_FORWARD | {"routers"}  # dense at first: rules compare them with their own past
 # Steps between two samples at first, of a set that has its default interval: 12 samples, which have
 # a spread, and the next one lie in the first EARLY_STEPS.
 EARLY = 7
@@ -89,7 +91,7 @@ class SampleSets:
         self.budget = Budget(guard, float(settings.get("share", SHARE)))
         self.by_name = {
             name: Interval(
-                int(settings.get(name, n)), EARLY if name in IN_FORWARD - {*settings} else 0
+                int(settings.get(name, n)), EARLY if name in AT_ONCE - {*settings} else 0
             )
             for name, n in DEFAULTS.items()
         }

@@ -195,7 +195,7 @@ class SamplingSchedule:
             sets.due = frozenset(due)
             self._begin_calls(sets.due)
             sets.waiting = sets.wanted or bool(sets.due & IN_FORWARD)
-            if "weights" in due:
+            if "routers" in due:
                 self._snapshots.copy_matrices()
         if self._snapshots.arriving:
             self._next = min(self._next, step + 1)

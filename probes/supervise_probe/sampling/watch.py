@@ -343,11 +343,12 @@ class Snapshots:
 
     def copy_matrices(self) -> None:
         """Copy all watched matrices now, between two steps."""
-        self._sets.run("weights", self._without_grad, self._take)
+        if self._watched or self._registry.modules.changes != self._changes:
+            self._sets.run("routers", self._without_grad, self._take)
 
     def use_arrived_copies(self) -> None:
         """Use copies that have arrived. Never waits."""
-        self._sets.run("weights", self._without_grad, self._look)
+        self._sets.run("routers", self._without_grad, self._look)
 
     def _take(self) -> None:
         if self.arriving:

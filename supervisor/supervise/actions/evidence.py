@@ -81,12 +81,14 @@ class Profile(Action):
         return answer
 
 
-Set = Literal["attention", "activations", "routing", "weights", "gradients", "checksums"]
+Set = Literal[
+    "attention", "activations", "routing", "routers", "weights", "gradients", "checksums"
+]
 
 
 @dataclass(frozen=True)
 class RaiseSampling(Action):
-    """Sample attention, activations, routing, weights, gradients and checksums every `every` steps.
+    """Sample attention, activations, routers, weights, gradients and checksums every `every` steps.
 
     For `for` steps; then each set goes back to its own interval by itself. `sets` names some of
     them, else all that are on. During an incident samples are twice as dense anyway; this is for

@@ -110,7 +110,7 @@ def test_a_router_of_the_jobs_own_is_seen_with_what_it_drops(probed, bare, capac
 
 def test_a_model_of_a_library(probed):
     pytest.importorskip("transformers")
-    everything = {"attention": 3, "activations": 3, "routing": 3, "weights": 3, "share": 100}
+    everything = {"attention": 3, "activations": 3, "routing": 3, "routers": 3, "share": 100}
     job = probed.run(EXPECTED + LIBRARY, sampling=everything)
     compare(job, rel=1e-4)
     seen = job.frames[3]

@@ -52,6 +52,7 @@ def test_intervals_are_those_of_the_step_number(probed):
         "attention": 4,
         "activations": 6,
         "routing": 0,
+        "routers": 7,  # at first; then 50
         "weights": 500,
         "gradients": 50,
         "checksums": 50,
@@ -166,12 +167,20 @@ for step in range(7):
 """
 
 
+def test_weights_of_routers_are_judged_within_a_hundred_steps(probed):
+    """As their scores are: a rule that reads both needs twelve samples of each to compare with."""
+    script = COPIES.partition("weights = {}")[0] + "steps(160)"
+    job = probed.run(TRAIN + script, sampling={"share": 100})
+    assert sampled(job, "router_conditioning") == [*range(7, 100, 7), 150]
+    assert sampled(job, "layer_weight_std.0") == []
+
+
 @pytest.mark.parametrize(
     ("late", "arrived"), [(False, {2: 2, 4: 4, 6: 6}), (True, {3: 2, 5: 4})], ids=["cpu", "device"]
 )
 def test_copies_of_weights_and_what_follows_from_them(probed, late, arrived):
     """A copy from a device is used a step later, and is still that of the step it was taken in."""
-    job = probed.run(TRAIN + COPIES, sampling={**ALL, "weights": 2}, late=late)
+    job = probed.run(TRAIN + COPIES, sampling={**ALL, "routers": 2}, late=late)
     assert sampled(job, "router_conditioning") == list(arrived)
     for step, taken in arrived.items():
         for name in ("router_weight_similarity", "router_conditioning"):

@@ -248,7 +248,8 @@ class Sampling(Section, frozen=True, omit_defaults=True):
         None
     )
     routing: Annotated[Steps | None, describe_key("routers of experts")] = None
-    weights: Annotated[Steps | None, describe_key("copies of a few matrices")] = None
+    routers: Annotated[Steps | None, describe_key("copies of the routers' weights")] = None
+    weights: Annotated[Steps | None, describe_key("spread of a few matrices")] = None
     gradients: Annotated[
         Steps | None, describe_key("metrics that need a pass over the gradients")
     ] = None
