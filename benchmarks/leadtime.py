@@ -290,12 +290,16 @@ def main() -> None:
     parser.add_argument("--judge-only", action="store_true", help="make no runs")
     parser.add_argument("--out", type=Path, default=HERE / ".leadtime")
     args = parser.parse_args()
+    if args.judge_only and (others := [name for name in args.suites if not SUITES[name].compares]):
+        judged_names = " and ".join(name for name, suite in SUITES.items() if suite.compares)
+        parser.error(
+            f"--judge-only is for {judged_names}, not {' and '.join(others)}: make its runs"
+        )
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     for name in args.suites:
         suite = SUITES[name]
-        if not args.judge_only:
-            part = tables(name, suite, out, args.jobs)
+        part = "" if args.judge_only else tables(name, suite, out, args.jobs)
         if suite.compares:
             part = judged_tables(suite, out / name)
         PAGE.write_text(page({name: part}))

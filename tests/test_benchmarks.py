@@ -48,6 +48,21 @@ def test_two_trees_are_judged_by_their_intervals(monkeypatch):
     assert against.verdict((0.98, 1.02), (1.1, 1.4), 0.03) == against.MORE
 
 
+def test_a_suite_that_is_not_judged_without_its_runs_is_refused(monkeypatch, tmp_path, capsys):
+    """Its part of the page is what its runs said, with the actions in them."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import leadtime
+
+    page = leadtime.PAGE.read_text()
+    argv = ["leadtime.py", "--judge-only", "--suites", "dense-all", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        leadtime.main()
+    assert ended.value.code == 2
+    assert "--judge-only is for dense and moe, not dense-all" in capsys.readouterr().err
+    assert leadtime.PAGE.read_text() == page
+
+
 def test_a_supervised_run_misses_above_the_undisturbed_and_the_unsupervised(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     import frameworks as bench

@@ -74,7 +74,9 @@ def sampled(cost_ms, tight_from, steps=2000, step_ms=13):
     """Return the steps of such samples; an incident is open from `tight_from` on."""
     guard = Guard(lambda part, reason: None)
     guard.fixed_ns = 100_000
-    off = dict.fromkeys(("activations", "routing", "routers", "weights", "gradients", "checksums"), 0)
+    off = dict.fromkeys(
+        ("activations", "routing", "routers", "weights", "gradients", "checksums"), 0
+    )
     sets = SampleSets(guard, off, lambda: None)
     writer = SimpleNamespace(dense_sampling_until_ns=lambda: 1 << 62 if step >= tight_from else 0)
     context = SimpleNamespace(

@@ -81,9 +81,7 @@ class Profile(Action):
         return answer
 
 
-Set = Literal[
-    "attention", "activations", "routing", "routers", "weights", "gradients", "checksums"
-]
+Set = Literal["attention", "activations", "routing", "routers", "weights", "gradients", "checksums"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ import pytest
 from tests.support.probed_job import PREAMBLE
 
 STEPS, WARM = 26, 10  # by then both copies of the sampled weights are there, and kernels are loaded
-SAMPLING = {"attention": 4, "activations": 4, "routers": 4, "weights": 4, "gradients": 4, "share": 1e6}
+SAMPLING = {
+    "attention": 4,
+    "activations": 4,
+    "routers": 4,
+    "weights": 4,
+    "gradients": 4,
+    "share": 1e6,
+}
 SAMPLED = {
     "max_attn_logit",
     "attn_entropy",

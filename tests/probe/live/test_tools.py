@@ -184,7 +184,14 @@ def test_sampling_is_raised_for_a_while(probed):
     order = ("raise_sampling", {"every": 1, "steps": 150})
     job, ack = probed.ordered(script, order, sampling=sets)
     first = ack.step + 1
-    assert ack.result["raised"] == ["checksums", "attention", "routing", "routers", "weights", "gradients"]
+    assert ack.result["raised"] == [
+        "checksums",
+        "attention",
+        "routing",
+        "routers",
+        "weights",
+        "gradients",
+    ]
     assert ack.result["sampling"]["activations"] == 0
     assert job.kinds().count("collector-off") == 0
     std = [f["step"] for f in job.frames if "layer_weight_std.0" in f]
