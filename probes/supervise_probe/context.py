@@ -146,7 +146,8 @@ class Config(NamedTuple):
         rewarm: `{"start", "steps"}` of the learning rate's first steps, or None.
         skip: `[first, last]` of steps whose update is dropped.
         quarantine: path of the manifest of what must not be trained on; need not be there.
-        mechanisms: `{"every", "distance"}` in steps, see `sampling.weight_pairs`; None: no pairs.
+        mechanisms: `{"every", "distance"}` in steps and `share` of the time, see
+            `sampling.weight_pairs`; None: no pairs.
         tape: keep the newest steps on disk too, for a launch to come to be compared with.
         probe_batch: None: no batch is kept; else what the checkpoint that this launch begins
             with came with: `{"path", "value"}`, or `{"why"}` there is no value, or `{}`.
@@ -166,7 +167,7 @@ class Config(NamedTuple):
     late: bool = False
     sampling: Mapping[str, Any] = MappingProxyType({})
     peak_flops: Optional[float] = None
-    mechanisms: Optional[Mapping[str, int]] = None
+    mechanisms: Optional[Mapping[str, float]] = None
     tape: bool = False
     attempt: int = 0
     first_step: int = 0

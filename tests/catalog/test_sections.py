@@ -69,6 +69,22 @@ def test_intervals_of_samples_are_given_to_the_probe(load, tmp_path):
         assert load(f"{rule()}sampling: {{{name}: 3}}\n").sampling == Sampling(**{name: 3})
 
 
+@pytest.mark.parametrize(
+    ("sections", "share"),
+    [
+        ("mechanisms: {}", 0.002),
+        ("mechanisms: {share: 0.5%}", 0.001),
+        ("mechanisms: {share: 100%}", 0.002),  # never more than what the probe may take
+        ("mechanisms: {share: 100%}\nprobe: {share: 5%}", 0.01),
+    ],
+)
+def test_copies_for_spectra_are_within_both_shares(load, tmp_path, sections, share):
+    run = SimpleNamespace(id="r", marks_path=tmp_path, quarantine_path=tmp_path / "q")
+    policy = load(f"{rule()}{sections}\n")
+    pairs = probe_config(run, tmp_path, policy, ())["mechanisms"]
+    assert pairs == {"every": 100, "distance": 25, "share": pytest.approx(share)}
+
+
 @pytest.mark.parametrize("share", ["1", "0%", "101%", "1 %"])
 def test_a_share_of_the_probe_is_a_percentage(load, share):
     with pytest.raises(PolicyError, match="percentage"):

@@ -21,13 +21,14 @@ from ..core import job_recipes
 from ..core.model import redaction
 from ..core.model.decisions import ACTING_MODES, plain_json
 from ..core.model.payload import DrillOrder, Rewarm
-from ..core.model.policy import Policy, RelaunchSettings, Savepoints
+from ..core.model.policy import Mechanisms, Policy, RelaunchSettings, Savepoints
 from ..core.model.redaction import Redactor
 from ..errors import ActionError, StoreError
 from ..store.run_directory import RunDir
 from . import environment
 from .fencing import LEASE_S
 from .host import OomCounters, memory_bytes
+from .mechanisms import COPIES_PART
 from .process import Process
 from .process_tree import Terminal, start_ticks
 
@@ -236,9 +237,7 @@ def probe_config(
         else None,
         "safeguards": msgspec.to_builtins(policy.safeguards) if may_act else {},
         "sampling": {**msgspec.to_builtins(policy.sampling), "share": policy.probe.share},
-        "mechanisms": None
-        if (pairs := policy.mechanisms) is None
-        else {"every": max(pairs.every, pairs.distance + 1), "distance": pairs.distance},
+        "mechanisms": None if policy.mechanisms is None else _pairs(policy, policy.mechanisms),
         "tape": may_act and policy.job.relaunch is not None,
         "peak_flops": policy.job.peak_flops,
         "probe_batch": {} if policy.job.evaluate or (may_act and policy.job.probe_batch) else None,
@@ -247,6 +246,12 @@ def probe_config(
         "drills": plain_json(drills),
         "lease_s": LEASE_S,
     }
+
+
+def _pairs(policy: Policy, pairs: Mechanisms) -> dict[str, float]:
+    share = COPIES_PART * min(pairs.share, policy.probe.share)  # they are in the step as well
+    every = max(pairs.every, pairs.distance + 1)
+    return {"every": every, "distance": pairs.distance, "share": share}
 
 
 def _savepoints(run: RunDir, savepoints: Savepoints | None) -> dict[str, Any] | None:

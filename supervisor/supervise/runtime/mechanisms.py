@@ -38,7 +38,8 @@ from ..system import Child
 FILE = "weight-pair"  # as `supervise_probe.sampling.weight_pairs`
 LIMIT_NS = 600_000_000_000  # for one pair; project default
 LOWEST = 19  # niceness
-PROCESS_PART = 0.8  # of the share, for this process; the copies in the job are within the rest
+COPIES_PART = 0.2  # of the share, for the copies in the job; also of that of the probe
+PROCESS_PART = 1.0 - COPIES_PART  # of the share, for this process
 LONGEST_LINE = 1 << 16
 COMPARED = (
     *("dw_spectral_entropy", "qk_d2_spectral_entropy", "qk_d3_spectral_entropy"),

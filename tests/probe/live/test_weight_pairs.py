@@ -171,14 +171,15 @@ for step in range(45):
         barrier("go")
 finish(model)
 """
-# A look for weights takes a small share of the time: of a job this short, all that it needs.
-HURRIED = "import _supervise_probe.sampling.weight_pairs as pairs\npairs.SHARE = 100.0\n"
+SMALL = "import _supervise_probe.sampling.weight_pairs as pairs\npairs.MOST_BYTES = 20_000\n"
 SAMPLING = {"attention": 3, "activations": 0, "routing": 0, "weights": 0, "share": 100}
 
 
 def with_pair(probed, script):
     """Start a job that keeps a pair of weights; return it at its barrier, and the pair's file."""
-    job = probed.start(script, sampling=SAMPLING, mechanisms={"every": 10, "distance": 4})
+    # A look for weights takes a small share of the time: of a job this short, all that it needs.
+    pairs = {"every": 10, "distance": 4, "share": 100.0}
+    job = probed.start(script, sampling=SAMPLING, mechanisms=pairs)
     job.reached()
     path = job.folder / "shm" / "weight-pair"
     wait_until(path.exists, "a pair")
@@ -198,7 +199,7 @@ def rank(matrix):
 
 def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
     """Of its own step, from the weights of that step and of some before; the job is the same."""
-    job, path = with_pair(probed, HURRIED + TRAIN)
+    job, path = with_pair(probed, TRAIN)
     head = head_of(path)
     rows = {row["layer"]: row for row in head["matrices"] if row["role"] == "query"}
     monitor = MechanismMonitor(Mechanisms(share=1.0), path.parent)
@@ -232,7 +233,7 @@ def test_a_pair_leaves_the_job_and_comes_back_as_a_late_frame(probed, bare):
 
 
 def test_where_not_all_fits_whole_layers_are_left_out_and_no_router(probed):
-    job, path = with_pair(probed, HURRIED + "pairs.MOST_BYTES = 20_000\n" + TRAIN)
+    job, path = with_pair(probed, SMALL + TRAIN)
     roles = [row["role"] for row in head_of(path)["matrices"]]
     status = job.segment().status()
     job.go()

@@ -273,7 +273,8 @@ class Mechanisms(Section, frozen=True):
     every: Annotated[SomeSteps, describe_key("steps between two pairs of copies, at least")] = 100
     distance: Annotated[SomeSteps, describe_key("steps between the copies of a pair")] = 25
     share: Annotated[
-        Share, describe_key("of one CPU, for that process; below 100% at the lowest priority")
+        Share,
+        describe_key("of one CPU, copies included; below 100% at the lowest priority"),
     ] = 0.01
     reference: Annotated[
         str | None,
