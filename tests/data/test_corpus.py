@@ -327,18 +327,31 @@ HASHED = "train-{n:05d}-of-00003-{write:016x}.parquet"
         ("web-{n:05d}-{write:016x}.jsonl", "web"),
         ("books_en.{n}.jsonl", "books_en"),
         ("1" * 60 + "x.jsonl", "1" * 60 + "x"),
+        ("{n:03d}/{n}.jsonl", "data"),
+        ("{n:03d}/web.jsonl", "web"),
+        ("shard_{n}/a/{n}.parquet", "a"),
+        ("part-{n:05d}/web-{n}.jsonl", "web"),
+        ("2019/{n:03d}/a.jsonl", "2019"),
+        ("web2/{n:03d}/a.jsonl", "web2"),
     ],
 )
 def test_shards_of_one_writing_or_of_another_are_one_source(name, source, tmp_path):
     for write in (0xA1B2C3D4E5F, 0x9C8B7A6D5E4F):
         for n in range(3):
-            (tmp_path / name.format(n=n, write=write)).touch()
+            path = tmp_path / name.format(n=n, write=write)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
 
     assert {source_of(piece) for piece in list_pieces(tmp_path)[0]} == {source}
 
 
 TURN = [{"role": "user", "content": "Why?"}]
 SPOKEN = [{"role": "assistant", "content": "Because."}]
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+QUESTION = {"type": "text", "text": "Why?"}
+SHOWN = [{"role": "user", "content": [QUESTION, IMAGE, {"type": "text", "text": "Here."}]}]
+RESULT = [{"role": "user", "content": [{"type": "tool_result", "content": [QUESTION]}]}]
+TYPED = [{"role": "user", "content": [{"type": "input_text", "text": "Why?"}]}]
 
 
 @pytest.mark.parametrize("in_columns", [False, True])
@@ -354,6 +367,12 @@ SPOKEN = [{"role": "assistant", "content": "Because."}]
         ({"prompt": "Why?", "text": "All of it."}, "All of it."),
         ({"conversation": "User: hi"}, "User: hi"),
         ({"text": "All of it.", "ids": [12]}, "All of it."),
+        ({"messages": SHOWN + TYPED}, "Why?\nHere.\nWhy?"),
+        ({"messages": RESULT + TYPED}, "Why?\nWhy?"),
+        ({"prompt": SHOWN, "chosen": SPOKEN, "rejected": TURN}, "Why?\nHere.\nBecause."),
+        ({"role": "user", "content": [QUESTION, IMAGE]}, "Why?"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, ""),
+        ({"messages": [{"role": "user", "content": ["Why?", "Here."]}]}, "Why?\nHere."),
     ],
 )
 def test_the_document_of_a_record_is_all_its_text(row, text, in_columns, tmp_path):
@@ -365,6 +384,30 @@ def test_the_document_of_a_record_is_all_its_text(row, text, in_columns, tmp_pat
     (piece,) = list_pieces(tmp_path)[0]
 
     assert [record.text for record in documents(piece, Fields())] == [text]
+
+
+def test_parts_of_turns_without_text_are_counted(tmp_path, check):
+    """As JSON lines, and as a table, where all parts have all fields."""
+    part = {"type": "image", "text": None}
+    rows = [{"messages": SHOWN}, {"messages": [{"role": "user", "content": [QUESTION, part]}]}] * 2
+    write_lines(tmp_path / "d/a.jsonl", [*rows, {"messages": TURN}])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d/b.parquet")
+
+    done = check(tmp_path / "d", "--level", "cheap", "--manifest", tmp_path / "m.json")
+
+    assert done.metrics["doc_count"] == 9
+    ignored = json.loads((tmp_path / "m.json").read_text())["ignored"]
+    reason = "parts of turns without text, as images or calls of tools: not measured"
+    assert ignored == {f"4 of {name}": reason for name in ("a.jsonl", "b.parquet")}
+
+
+def test_a_record_of_any_depth_costs_no_other(tmp_path):
+    deep = "".join('{"content": [' for _ in range(300)) + "]}" * 300
+    (tmp_path / "a.jsonl").write_text(f'{{"messages": [{deep}]}}\n{{"text": "b"}}\n')
+
+    (piece,) = list_pieces(tmp_path)[0]
+
+    assert [getattr(record, "text", None) for record in documents(piece, Fields())] == ["", "b"]
 
 
 OF_TWO = tar_of({f"{n}.json": b'"of two"' for n in (1, 2)})

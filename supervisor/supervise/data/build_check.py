@@ -30,6 +30,7 @@ from ..errors import InputError, StoreError
 from ..store import files
 from . import duplicates
 from .corpus import (
+    ATTACHMENTS,
     Damage,
     Document,
     Fields,
@@ -38,7 +39,6 @@ from .corpus import (
     documents,
     list_pieces,
     need,
-    sidecar_of,
     unicode_name,
 )
 from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
@@ -224,7 +224,9 @@ class BuildCheck:
             size = piece.end - piece.start
             inputs.append(Input(name, size, result.sha256, documents_read, result.damage))
             for reason, records in result.ignored.items():
-                self.ignored[f"{records:,} of {name}"] = reason
+                key = f"{records:,} of {name}"
+                others = [self.ignored[key]] if key in self.ignored else []
+                self.ignored[key] = "; ".join((*others, reason))
             if not held_out:
                 counts.merge(result.counts)
                 sample = duplicates.thin_sample([*sample, *result.sample])
@@ -312,6 +314,8 @@ class Worker:
                 if last_damage in counts.reasons or len(counts.reasons) < MAX_REASONS:
                     counts.reasons[last_damage] = counts.reasons.get(last_damage, 0) + 1
                 continue
+            if record.attachments:
+                ignored[ATTACHMENTS] += record.attachments
             raw = _bytes_of(record)
             digest = self._hash(raw)
             self._metrics.measure(counts, record, raw, digest)
@@ -405,10 +409,17 @@ def _unwritable(folder: Path | str, error: OSError) -> StoreError:
     return StoreError(f"cannot write {folder}: {error.strerror or error}", hint=hint)
 
 
+def _sidecar_of(piece: Piece) -> Path | None:
+    """Return the file that says how a piece is read, None where it is read by itself."""
+    if piece.form == "megatron":
+        return piece.file.with_suffix(".idx")
+    return piece.file.with_name("index.json") if piece.form in ("mds", "litdata") else None
+
+
 def _name(plan: Plan, number: int, piece: Piece) -> str:
     names = unicode_name(piece.path), tuple(map(unicode_name, piece.more))
     facts: tuple[Any, ...] = (*names, piece.form, piece.size, piece.mtime_ns)
-    sidecar = sidecar_of(piece)
+    sidecar = _sidecar_of(piece)
     if sidecar is not None:
         with suppress(OSError):
             status = sidecar.stat()

@@ -73,6 +73,7 @@ _SHARD = re.compile(
 _HASH = re.compile(
     r"(?:^|[-_.])(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?=[a-f]*\d)[\da-f]{8,})$", re.I
 )
+_SHARD_FOLDER = re.compile(r"(?!(?:19|20)\d\d$)\d+|(?:part|shard|chunk|split)[-_.]?\d+", re.I)
 _NUMBER = re.compile(r"(?:[-_.]?(?:\d|of|shard|part|chunk|split))+$", re.I)
 
 
@@ -82,6 +83,7 @@ class Document(NamedTuple):
     Attributes:
         padding: how many of its tokens are padding, None where that is not known.
         whole: whether its ends are those of a document, so that its length says something.
+        attachments: parts of its turns without text, as images.
     """
 
     text: str
@@ -89,6 +91,7 @@ class Document(NamedTuple):
     source: str
     padding: int | None = None
     whole: bool = True
+    attachments: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -112,6 +115,7 @@ class Ignored(NamedTuple):
 
 
 Records = Iterator[Document | Damage | Ignored]
+ATTACHMENTS = "parts of turns without text, as images or calls of tools: not measured"
 METADATA = "JSON beside a text of the same name, up to its first dot: taken for metadata"
 
 
@@ -302,9 +306,10 @@ def form_of(path: Path) -> str:
 
 @_with_unicode
 def source_of(piece: Piece) -> str:
-    """Return the source that a file stands for: its first folder, else its name less shards."""
-    if "/" in piece.path:
-        return piece.path.partition("/")[0]
+    """Return the source that a file stands for: its first folder, else its name, less shards."""
+    for folder in piece.path.split("/")[:-1]:
+        if not _SHARD_FOLDER.fullmatch(folder):
+            return folder
     if piece.form == "text":
         return Path(piece.root).name if piece.path else "text"
     stem = piece.file.name
@@ -314,13 +319,6 @@ def source_of(piece: Piece) -> str:
     while name != longer:
         name, longer = _NUMBER.sub("", _HASH.sub("", name)), name
     return name or "data"
-
-
-def sidecar_of(piece: Piece) -> Path | None:
-    """Return the file that says how a piece is read, None where it is read by itself."""
-    if piece.form == "megatron":
-        return piece.file.with_suffix(".idx")
-    return piece.file.with_name("index.json") if piece.form in ("mds", "litdata") else None
 
 
 def _divided(root: Path, name: str, path: Path, form: str) -> Iterator[Piece]:
@@ -454,14 +452,8 @@ def _line_records(lines: Iterable[bytes | None], fields: Fields, source: str) ->
 
 def _whole_object(head: bytes | None, piece: Piece) -> bytes | None:
     """Return a file that is one object over several lines, None for lines of objects."""
-    if (
-        head is None
-        or head.strip() != b"{"
-        or piece.size > MAX_RECORD
-        or piece.file.suffix != ".json"
-    ):
-        return None
-    return piece.file.read_bytes()
+    is_whole = head is not None and head.strip() == b"{" and piece.file.suffix == ".json"
+    return piece.file.read_bytes() if is_whole and piece.size <= MAX_RECORD else None
 
 
 def _records_of(row: Any, fields: Fields, source: str) -> Records:
@@ -477,9 +469,8 @@ def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document
     """Return the document of a record."""
     origin, has_no_ids = _source_in(row, fields) or source, False
     text = _text_of(row, fields)
-    for name in (
-        () if fields.text else ID_FIELDS if text is not None else (*ID_FIELDS, *ID_FIELDS_ALONE)
-    ):
+    id_fields = ID_FIELDS if text is not None else (*ID_FIELDS, *ID_FIELDS_ALONE)
+    for name in () if fields.text else id_fields:
         values = row.get(name)
         if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
             continue
@@ -487,7 +478,7 @@ def document_of(row: Mapping[str, Any], fields: Fields, source: str) -> Document
         if values and not isinstance(values[0], str):  # else terms of a text
             return _of_ids(values, row.get("attention_mask"), fields, origin)
     if text is not None:
-        return Document(text, None, origin)
+        return Document(text, None, origin, attachments=_attachments_in(row, fields))
     if has_no_ids:
         return _of_ids((), None, fields, origin)
     names = (fields.text,) if fields.text else (*TEXT_FIELDS, PROMPT)
@@ -524,22 +515,35 @@ def _text_of(row: Mapping[str, Any], fields: Fields) -> str | None:
 
 
 def _dialogue_in(value: Any) -> str | None:
-    """Return a text, or turns as one."""
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return "\n".join(_text_in(turn) or "" for turn in value)
-    return _text_in(value)
+    """Return a text, or turns as one, also where none of them has any."""
+    text = _text_in(value)
+    return "" if text is None and isinstance(value, Sequence) else text
 
 
-def _text_in(value: Any) -> str | None:
+def _text_in(value: Any, depth: int = 8) -> str | None:
+    """Return a text, that of a turn or a part of one, or those of several as one."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode() if not value.isascii() else value
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, Mapping):
-        return next(
-            (value[n] for n in ("text", "content", "value") if isinstance(value.get(n), str)), None
-        )
+    if depth and isinstance(value, Mapping):
+        inner = (_text_in(value.get(name), depth - 1) for name in ("text", "content", "value"))
+        return next((text for text in inner if text is not None), None)
+    if depth and isinstance(value, Sequence):
+        texts = [text for part in value if (text := _text_in(part, depth - 1)) is not None]
+        return "\n".join(texts) if texts or not value else None
     return None
+
+
+def _attachments_in(row: Mapping[str, Any], fields: Fields) -> int:
+    """Return how many parts of turns are no text, by OpenAI's form and that of Hugging Face."""
+    names = (fields.text,) if fields.text else (*TURNS, PROMPT, *ANSWERS)
+    lists = (value for name in names if isinstance(value := row.get(name), list))
+    turns = itertools.chain((row,), *lists)
+    contents = (turn.get("content") for turn in turns if isinstance(turn, Mapping))
+    parts = itertools.chain(*(content for content in contents if isinstance(content, list)))
+    others = (part for part in parts if isinstance(part, Mapping) and part.get("type") != "text")
+    return sum(not _text_in(part) for part in others)
 
 
 def _source_in(row: Mapping[str, Any], fields: Fields) -> str:
@@ -828,9 +832,8 @@ def _mds_row(
             row[name] = need("orjson").loads(bytes(data))
         elif kind == "ndarray" and rest:
             dtype, _, shape = rest.partition(":")
-            row[name] = numpy.frombuffer(
-                data[0 if shape else _ndarray_head(data) :], dtype
-            ).tolist()
+            start = 0 if shape else _ndarray_head(data)
+            row[name] = numpy.frombuffer(data[start:], dtype).tolist()
     if not row:
         raise ValueError(f"columns {', '.join(encodings)} have no reader here")
     return row
