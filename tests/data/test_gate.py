@@ -15,6 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy
 import pytest
 
 from supervise.cli import invoke
@@ -112,6 +113,40 @@ def test_a_planted_fault_fails_the_gate_by_its_rule(
 
     assert done.code == 1
     assert rule in done.fired
+
+
+@pytest.mark.parametrize(
+    ("options", "fault", "rule"),
+    [
+        (("--text-field", "body", "--source-field", "origin"), "truncate", "length"),
+        (("--eos", "7", "--dtype", "uint32"), "drop", "rows"),
+        (("--pad", "0", "--eos", "7"), "drop", "rows"),
+    ],
+)
+def test_a_copy_is_read_as_the_original(options, fault, rule, tmp_path, check, capsys):
+    """What is meant by fields and ids is said in one way, and said again by the next command."""
+    data, copy, base = tmp_path / "data", tmp_path / "copy", tmp_path / "base.json"
+    if "--text-field" in options:
+        rows = [{"body": text, "text": "x", "origin": "web"} for text in prose(300, 8)]
+        write_lines(data / "a.jsonl", rows)
+    else:
+        ids = numpy.random.default_rng(1).integers(8, 5000, 60_000)
+        ids[::150], ids[1::150] = 7, 0
+        data.mkdir()
+        ids.astype("<u4" if "--dtype" in options else "<u2").tofile(data / "a.bin")
+    whole = check(data, *options, "--manifest", base)
+    capsys.readouterr()
+    assert invoke(["data", "drill", fault, str(data), str(copy), *options]) == 0
+    argv = shlex.split(capsys.readouterr().out.partition("next: supervise data check ")[2])
+
+    done = check(*[str(base) if argument == "MANIFEST" else argument for argument in argv])
+
+    assert {*options} <= {*argv} and rule in done.fired
+    if fault == "drop":
+        assert done.metrics["doc_count"] < whole.metrics["doc_count"]
+    if "--pad" in options:
+        fractions = [outcome.metrics["pad_fraction"] for outcome in (done, whole)]
+        assert fractions[0] == pytest.approx(fractions[1], rel=0.05) and fractions[1] > 0.5
 
 
 def test_another_build_of_the_same_kind_passes_and_so_does_the_same(build, base, tmp_path, check):
@@ -226,6 +261,39 @@ def test_a_piece_is_measured_again_where_its_index_or_its_form_is_another(tmp_pa
     assert flat["doc_count"] != whole["doc_count"]
 
 
+def test_results_of_another_release_or_of_another_version_are_not_taken(
+    tmp_path, check, monkeypatch
+):
+    write_lines(tmp_path / "d/a.jsonl", prose(9, 5))
+    work = tmp_path / "work"
+    check(tmp_path / "d", "--work", work)
+    for name, version in (("__version__", "0.0.9"), ("RESULTS", 0)):
+        count = len([*work.glob("*.msgpack")])
+        with monkeypatch.context() as patch:
+            patch.setattr(f"supervise.data.build_check.{name}", version)
+            check(tmp_path / "d", "--work", work)
+        assert len([*work.glob("*.msgpack")]) == count + 1, name
+    check(tmp_path / "d", "--work", work)
+    assert len([*work.glob("*.msgpack")]) == 3
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_a_later_check(tmp_path, check):
+    """Not what another machine may be writing, nor what is no file of ours."""
+    write_lines(tmp_path / "d/a.jsonl", prose(9, 5))
+    check(tmp_path / "d", "--work", tmp_path / "work")
+    (result,) = (tmp_path / "work").glob("*.npy")
+    unfinished, fresh = (result.with_name(f".{result.name}.{digit * 16}") for digit in "ab")
+    other = tmp_path / "work/.profile"
+    for path in (unfinished, fresh, other):
+        path.touch()
+    for path in (unfinished, other):
+        os.utime(path, (1e9, 1e9))
+
+    check(tmp_path / "d", "--work", tmp_path / "work")
+
+    assert {*(tmp_path / "work").glob(".*")} == {fresh, other}
+
+
 # ── what people read ──────────────────────────────────────────────────────────────────────────────
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m \u202eevil\u2066 <b>"
@@ -299,7 +367,7 @@ import sys
 fails = lambda texts: 1 / 0
 few = lambda texts: [0.5]
 no_number = lambda texts: [float("nan")] * len(texts)
-ends = lambda texts: os._exit(9)
+ends = lambda texts: os._exit(0)
 leaves = lambda texts: sys.exit(0)
 """
 
@@ -318,6 +386,8 @@ leaves = lambda texts: sys.exit(0)
         ("check {0}/d --toxicity bad_scorer:few", "1 scores of 5 texts"),
         ("check {0}/d --toxicity bad_scorer:no_number", "or one that is no number"),
         ("check {0}/d --toxicity bad_scorer:ends --jobs 2 --val {0}/d", "fewer --jobs"),
+        ("check {0}/d --toxicity bad_scorer:ends", "by --toxicity bad_scorer:ends, or where"),
+        ("check {0}/d --toxicity ending_at_once:score", "by --toxicity ending_at_once:score, or"),
         ("drill filter {0}/d {0}/out", "--rejects FILE"),
         ("drill pii {0}/ids {0}/out", "holds token ids"),
         ("drill flood {0}/d {0}/out", "one of mix"),
@@ -358,6 +428,7 @@ def test_what_cannot_work_is_an_error_with_the_next_thing_to_try(
     (tmp_path / "wrong.json").write_text('{"length": {"gone": 3, "total": 30}}')
     (tmp_path / "bad_scorer.py").write_text(BAD_SCORER)
     (tmp_path / "ending.py").write_text("raise SystemExit(0)")
+    (tmp_path / "ending_at_once.py").write_text("import os\nos._exit(0)")
     write_word_tokenizer(tmp_path / "words.json")
     with (tmp_path / "array.json").open("wb") as file:
         file.write(b"[")
@@ -448,7 +519,8 @@ def test_a_stdout_that_is_a_pipe_and_a_descriptor_that_cannot_be_written(tmp_pat
 
 def test_a_bug_is_no_failed_gate(tmp_path):
     write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
-    text = "import supervise.data.build_check as b\nb.Worker = None\nscore = len\n"
+    text = "import supervise.data.build_check as b\nb.PieceResult = None\n"
+    text += "score = lambda texts: [0.0] * len(texts)\n"
     (tmp_path / "breaking.py").write_text(text)
 
     job = start("check", tmp_path / "d", "--toxicity", "breaking:score", cwd=tmp_path)
@@ -510,4 +582,5 @@ def test_a_check_by_several_processes_that_is_interrupted_leaves_none(number, la
 
     assert job.returncode == (-9 if number == signal.SIGKILL else 130)
     assert "Traceback" not in errors
+    assert number == signal.SIGKILL or not [*tmp_path.glob("work/.*")]
     assert errors.count("supervise: interrupted; next: ") == (number != signal.SIGKILL)

@@ -7,10 +7,10 @@ import shlex
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..core.model.policy import Policy, Rule
     from ..core.rank_monitor import RankMonitor
     from ..data.build_check import BuildCheck, Request
+    from ..data.corpus import Fields
     from ..data.manifest import Manifest
     from ..data.manifest_page import Finding
 
@@ -36,6 +37,30 @@ FAILED = 1
 OUTPUTS = ("manifest", "report", "index", "junit")  # options
 FILE = click.Path(path_type=Path, dir_okay=False)
 ANY = click.Path(path_type=Path)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def read_options(command: Command) -> Command:
+    """Add the options that say how data is read, of one meaning in all commands."""
+    for option in (
+        click.option(
+            "--dtype",
+            type=click.Choice(("uint16", "uint32", "int32")),
+            help="Type in flat token files.",
+        ),
+        click.option("--pad", type=click.IntRange(0), metavar="ID", help="Token of padding."),
+        click.option(
+            "--eos", type=click.IntRange(0), metavar="ID", help="Token that ends a document."
+        ),
+        click.option(
+            "--source-field", default="", metavar="NAME", help="Field that names the source."
+        ),
+        click.option("--text-field", default="", metavar="NAME", help="Field that holds the text."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(name="data", no_args_is_help=True)
@@ -84,13 +109,7 @@ def data_command() -> None:
 @click.option(
     "--prompts", type=ANY, metavar="FILE", help="Look for these prompts of a safety evaluation."
 )
-@click.option("--text-field", default="", metavar="NAME", help="Field that holds the text.")
-@click.option("--source-field", default="", metavar="NAME", help="Field that names the source.")
-@click.option("--eos", type=click.IntRange(0), metavar="ID", help="Token that ends a document.")
-@click.option("--pad", type=click.IntRange(0), metavar="ID", help="Token of padding.")
-@click.option(
-    "--dtype", type=click.Choice(("uint16", "uint32", "int32")), help="Type in flat token files."
-)
+@read_options
 @click.option(
     "--policy", metavar="P", help="Policy whose rules judge. Default: those of the pack data_build."
 )
@@ -192,14 +211,13 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     show_default=True,
     help="The same seed plants the same fault.",
 )
-def drill(
-    fault: str, paths: tuple[Path, ...], val: tuple[Path, ...], rejects: tuple[str, ...], seed: int
-) -> None:
+@read_options
+def drill(*, fault: str, paths: tuple[Path, ...], **options: Any) -> None:
     """Write a copy of training data with a known fault.
 
     KIND is mix, language, filter, binary, truncate, dup, leak, repeat, pii, toxic or drop. The copy
-    is JSON lines. To test the gate, check the copy with the manifest of the original as --baseline:
-    it must report the fault.
+    is JSON lines, and is read by the same options as the original. To test the gate, check the copy
+    with the manifest of the original as --baseline: it must report the fault.
 
     \b
     Examples:
@@ -216,17 +234,32 @@ def drill(
     name, rate = planted_faults.parse_fault(fault)
     *sources, out = paths
     with _interrupted_by_term():
-        before, after = planted_faults.plant_fault(name, rate, sources, out, val, rejects, seed)
+        before, after = planted_faults.plant_fault(
+            name,
+            rate,
+            sources,
+            out,
+            val=options["val"],
+            rejects=options["rejects"],
+            fields=_fields(options),
+            seed=options["seed"],
+        )
     about = planted_faults.FAULTS[name]
     echo(f"{out}: {after} documents of {before}; {name} at {rate:g} {about.meaning}")
     echo(f"expected: rule {PACK}.{about.rule}")
     argv = ["supervise", "data", "check", str(out), "--baseline", "MANIFEST"]
     if name == "leak":
-        argv += [part for path in val for part in ("--val", str(path))]
+        argv += [part for path in options["val"] for part in ("--val", str(path))]
     if name == "toxic":
         argv += ["--toxicity", "MODULE:FUNCTION"]
     if name == "filter":
         argv += ["--rejects", str(planted_faults.rejects_path(out))]
+    argv += [
+        part
+        for option in ("text_field", "source_field", "eos", "pad", "dtype")
+        if options[option] not in ("", None)
+        for part in (f"--{option.replace('_', '-')}", str(options[option]))
+    ]
     echo(f"next: {shlex.join(argv)}")
 
 
@@ -324,7 +357,6 @@ def _bound(detector: Any) -> str:
 
 def _request(paths: tuple[Path, ...], options: Mapping[str, Any]) -> Request:
     from ..data.build_check import Request
-    from ..data.corpus import Fields
 
     part = None
     if options["part"] is not None:
@@ -339,18 +371,24 @@ def _request(paths: tuple[Path, ...], options: Mapping[str, Any]) -> Request:
     return Request(
         paths=paths,
         val=options["val"],
-        fields=Fields(
-            options["text_field"],
-            options["source_field"],
-            options["eos"],
-            options["pad"],
-            options["dtype"] or "",
-        ),
+        fields=_fields(options),
         level=options["level"] or "",
         tokenizer=options["tokenizer"],
         scorer=options["toxicity"],
         jobs=options["jobs"],
         part=part,
+    )
+
+
+def _fields(options: Mapping[str, Any]) -> Fields:
+    from ..data.corpus import Fields
+
+    return Fields(
+        options["text_field"],
+        options["source_field"],
+        options["eos"],
+        options["pad"],
+        options["dtype"] or "",
     )
 
 

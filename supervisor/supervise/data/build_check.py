@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -16,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
@@ -26,6 +27,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from .. import __version__
 from ..errors import InputError, StoreError
 from ..store import files
 from . import duplicates
@@ -48,6 +50,9 @@ FULL, CHEAP = "full", "cheap"
 LARGE = 50 << 30  # bytes on disk above which only the cheap metrics are taken; project default
 SAMPLED_BYTES = 64 << 10  # of a document, in the sample for shared stretches
 REPORT_S = 0.25
+RESULTS = 1  # version of a piece's result: another one where the same data gives other numbers
+UNFINISHED = re.compile(r"\.\d{6}-[\da-f]{16}-[\da-f]{12}\..*")
+OUTDATED_S = 3600.0  # age of an unfinished file that no process writes any more
 LIBRARIES = ("rensa", "xxhash", "pycld2", "phonenumbers", "python-stdnum", "tokenizers")
 MAX_REASONS = 20
 REJECTS = 'datatrove\'s stats.json, {"stage": {"dropped": 1, "total": 10}}, or NAME=FOLDER'
@@ -108,9 +113,17 @@ def settings_of(request: Request, size: int) -> Settings:
         level=request.level or (CHEAP if size > LARGE else FULL),
         fields=request.fields,
         tokenizer=tokenizer,
-        scorer=scorer_digest(request.scorer),
+        scorer=_scorer_digest(request.scorer),
         libraries={name: _version(name) for name in LIBRARIES},
     )
+
+
+def _scorer_digest(name: str) -> str:
+    """Return `scorer_digest` of a scorer, whose module may end the process that imports it."""
+    if not name:
+        return ""
+    (answer,) = run_in_processes(1, [(scorer_digest, name)], scorer=name)
+    return str(answer[1])
 
 
 def _version(package: str) -> str:
@@ -151,7 +164,8 @@ class BuildCheck:
         self.training = [p for p, out in zip(self.pieces, self._held_out, strict=True) if not out]
         self.size = sum(piece.end - piece.start for piece in self.pieces)
         self.settings = settings_of(request, self.size)
-        key = msgspec.json.encode((self.settings, self.size, len(self.pieces)))
+        versions = (__version__, RESULTS)
+        key = msgspec.json.encode((versions, self.settings, self.size, len(self.pieces)))
         self._plan = Plan(
             folder=str(folder),
             key=hashlib.sha256(key).hexdigest()[:16],
@@ -165,6 +179,7 @@ class BuildCheck:
     def run(self, report: Report) -> int:
         """Measure the pieces that are not measured yet; return how many are left to others."""
         _make(self._folder)
+        _remove_unfinished(self._folder)
         own = list(enumerate(self.pieces))
         if self._request.part is not None:
             number, count = self._request.part
@@ -173,40 +188,17 @@ class BuildCheck:
         size = sum(piece.end - piece.start for _, piece in todo)
         progress = Progress(report, size)
         jobs = min(self._request.jobs, len(todo))
-        if jobs > 1:
-            self._run_workers(todo, jobs, progress)
+        scorer = self._plan.scorer  # it may end its process, and that is no end of the check
+        if jobs > 1 or (todo and scorer):
+            calls = [(measure_piece, self._plan, number, piece) for number, piece in todo]
+            for number, _ in run_in_processes(jobs, calls, scorer=scorer):
+                progress.finish(todo[number][1])
         else:
             worker = Worker(self._plan)
             for number, piece in todo:
                 worker.measure(number, piece, progress)
                 progress.finish(piece)
         return sum(not _has_result(self._plan, i, piece) for i, piece in enumerate(self.pieces))
-
-    def _run_workers(
-        self, todo: Sequence[tuple[int, Piece]], jobs: int, progress: Progress
-    ) -> None:
-        pool = ProcessPoolExecutor(jobs, get_context("spawn"), install_pool_worker_exit)
-        tasks: dict[Future[None], Piece] = {}
-        try:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # is inherited
-            tasks |= {pool.submit(measure_piece, self._plan, i, p): p for i, p in todo}
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for task in as_completed(tasks):
-                task.result()
-                progress.finish(tasks[task])
-        except BrokenExecutor as error:
-            raise InputError(
-                "a process of the check was ended, as where memory is short",
-                hint="fewer --jobs; with --work DIR it goes on where it was",
-            ) from error
-        except KeyboardInterrupt:
-            for process in active_children():  # a piece takes up to a minute
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-            tasks.clear()
-            del pool  # an exception keeps this frame, and its semaphores would count as lost
 
     def manifest(self) -> Manifest:
         """Return the manifest of all pieces, without metrics."""
@@ -340,9 +332,72 @@ class Worker:
         _write_result(path, _rows_path(plan, number, piece), result, signer.finish())
 
 
+def run_in_processes(
+    jobs: int, calls: Sequence[tuple[Any, ...]], *, scorer: str = ""
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the result of each call, as they end.
+
+    Args:
+        calls: a function of a module, and its arguments. scorer: what runs in them, too.
+
+    Raises:
+        InputError: a process was ended.
+    """
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), install_pool_worker_exit)
+    tasks: dict[Future[Any], int] = {}
+    try:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # is inherited
+        tasks |= {pool.submit(*call): number for number, call in enumerate(calls)}
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for task in as_completed(tasks):
+            yield tasks[task], task.result()
+    except BrokenExecutor as error:
+        reason = "as where memory is short"
+        if scorer:
+            reason = f"by --toxicity {scorer}, or where memory is short"
+        raise InputError(
+            f"a process of the check was ended, {reason}",
+            hint="fewer --jobs; with --work DIR it goes on where it was",
+        ) from error
+    except (KeyboardInterrupt, GeneratorExit):
+        for process in active_children():  # a piece takes up to a minute
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        tasks.clear()
+        del pool  # an exception keeps this frame, and its semaphores would count as lost
+
+
+class Ending:
+    """End of a process of a pool by a signal: at once, but behind a file that it is writing."""
+
+    def __init__(self) -> None:
+        self._is_due = self._is_writing = False
+
+    def on_signal(self, _number: int, _frame: object) -> None:
+        self._is_due = True
+        if not self._is_writing:
+            os._exit(1)
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        self._is_writing = True
+        try:
+            yield
+        finally:
+            self._is_writing = False
+            if self._is_due:
+                os._exit(1)
+
+
+ENDING = Ending()
+
+
 def install_pool_worker_exit() -> None:
-    """End this process of a pool by Ctrl-C, which its parent reports, and with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """End this process of a pool by Ctrl-C and SIGTERM, which its parent reports, and with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ENDING.on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     if (parent := parent_process()) is not None:
         threading.Thread(target=_end_behind, args=[parent], daemon=True).start()
@@ -395,6 +450,15 @@ def _seen(ignored: dict[str, str]) -> str:
     names = ", ".join(f"{name} ({reason})" for name, reason in list(ignored.items())[:3])
     known = "JSON lines, Parquet, Arrow, .bin, MDS, litdata, .tar, text"
     return f"{names or 'it is empty'}; known: {known}"
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove files of processes that were killed while they wrote them."""
+    oldest = time.time() - OUTDATED_S  # as the file system counts it
+    for path in folder.glob(".*"):
+        with suppress(OSError):  # another machine did
+            if UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def _make(folder: Path) -> None:
@@ -452,9 +516,10 @@ def _has_result(plan: Plan, number: int, piece: Piece) -> bool:
 def _write_result(path: Path, rows_path: Path, result: PieceResult, rows: Any) -> None:
     """Write the rows, then the result, which says that both are there. Raises StoreError."""
     try:
-        with files.replacing_file(rows_path) as file:
-            need("numpy").save(file, rows)
-        files.replace_file(path, msgspec.msgpack.encode(result), durable=False)
+        with ENDING.postponed():
+            with files.replacing_file(rows_path) as file:
+                need("numpy").save(file, rows)
+            files.replace_file(path, msgspec.msgpack.encode(result), durable=False)
     except OSError as error:
         raise _unwritable(path.parent, error) from error
 

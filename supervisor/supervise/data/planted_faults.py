@@ -183,13 +183,16 @@ def plant_fault(
     rate: float,
     paths: Sequence[Path],
     out: Path,
+    *,
     val: Sequence[Path],
     rejects: Sequence[str],
+    fields: Fields,
     seed: int,
 ) -> tuple[int, int]:
     """Write a copy with a fault; return how many documents there were, and are.
 
-    The fault filter writes rejects beside it, whose last stage drops the same share more.
+    It is read by the same fields as the original. The fault filter writes rejects beside it, whose
+    last stage drops the same share more.
 
     Raises:
         InputError: a path cannot be read, or the fault needs what it does not have.
@@ -197,7 +200,6 @@ def plant_fault(
         StoreError: it cannot be written. What was written is removed.
     """
     _check_folder(out, paths)
-    fields = Fields()
     pieces = [piece for path in paths for piece in known_pieces(path)[0]]
     context = Context(rng=random.Random(seed), rate=rate)
     if name == "mix":
@@ -228,7 +230,7 @@ def plant_fault(
                     before += 1
                     for planted_document in FAULTS[name].plant(document, context):
                         after += 1
-                        file.write(_line(planted_document))
+                        file.write(_line(planted_document, fields))
         if not before:
             records = (record for piece in pieces for record in documents(piece, fields))
             damage = next((record for record in records if isinstance(record, Damage)), None)
@@ -293,10 +295,11 @@ def _texts(piece: Piece, fields: Fields) -> Iterator[Document]:
     return (record for record in documents(piece, fields) if isinstance(record, Document))
 
 
-def _line(document: Document) -> bytes:
-    row: dict[str, object] = {"source": document.source}
+def _line(document: Document, fields: Fields) -> bytes:
+    row: dict[str, object] = {fields.source or "source": document.source}
     if document.ids is None:
-        row["text"] = document.text
+        row[fields.text or "text"] = document.text
     else:
-        row["input_ids"] = document.ids.tolist()
+        padding = [fields.pad] * (document.padding or 0) if fields.pad is not None else []
+        row["input_ids"] = [*document.ids.tolist(), *padding]
     return bytes(need("orjson").dumps(row)) + b"\n"
