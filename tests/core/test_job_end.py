@@ -212,6 +212,16 @@ def test_a_damaged_last_checkpoint_is_reported(tell, damaged, then):
     assert then in str(messages(story)[-1])
 
 
+def test_a_crash_behind_a_damaged_checkpoint_says_so_where_it_names_the_good_one(tell):
+    story = tell(healthy=50)
+    for step in (39, 49):
+        save(story, f"ckpt-{step}", step, ok=step == 39, damage="torn" * (step == 49))
+    story.exit(3)
+
+    assert newest(story) == ("SEV1", "the job is DOWN: it ended with code 3 at step 49")
+    assert "; ckpt-49 of step 49 is newer, but damaged: torn)" in str(messages(story)[-1])
+
+
 # ── a launch that goes on in a later epoch than it came from is SEV1 ──────────────────────────────
 
 

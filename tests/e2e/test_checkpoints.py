@@ -100,6 +100,8 @@ def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise
     told = [one["data"]["message"] for one in run.kinds("notify_intent")]
     (title,) = (one["title"] for one in told if "newest checkpoint is damaged" in one["title"])
     assert title.startswith("finished at step ")
+    assert "\n  SEV1 newest checkpoint is damaged: ckpt-3 of step " in run.stderr
+    assert title in supervise("events", "run").stdout
     (opened,) = run.kinds("incident", "opened")
     assert (
         opened["rule"] == "checkpoint.verification_failed"

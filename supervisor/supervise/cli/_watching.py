@@ -144,7 +144,7 @@ def watch_job(
         resumes = policy.job.relaunch is not None
         lines[:] = [
             *receipt.closing_receipt(run, {policy.digest: policy}),
-            *_unverified(run, newest),
+            *_doubts(run, newest),
             *receipt.next_command_lines(run, has_checkpoint=newest is not None, resumes=resumes),
         ]
 
@@ -190,10 +190,16 @@ def watch_job(
     return code
 
 
-def _unverified(run: RunDir, newest: Entry | None) -> list[str]:
-    """Return the line about a newest checkpoint that nobody has verified, [] without one."""
-    if newest is None or newest.state in (VERIFIED, BAD):
+def _doubts(run: RunDir, newest: Entry | None) -> list[str]:
+    """Return the line about a newest checkpoint that is damaged, or that nobody has verified."""
+    if newest is None or newest.state == VERIFIED:
         return []
+    if newest.state == BAD:
+        damage = "; ".join(newest.problems[:3])
+        return [
+            f"  SEV1 newest checkpoint is damaged: {newest.label} in {newest.path}: {damage}; "
+            f"supervise checkpoints {receipt.run_operand(run)}"
+        ]
     return [
         f"  newest checkpoint not verified: {newest.label} in {newest.path}; "
         f"supervise checkpoints --verify {receipt.run_operand(run)}"

@@ -90,13 +90,17 @@ def _print(
 
 
 def _is_shown(record: dict[str, Any]) -> bool:
-    """Return whether a record is shown without --all: a fault of the wiring is a message only."""
+    """Return whether a record is shown without --all: what is a message only, and is grave.
+
+    Such are an end with a damaged checkpoint, and faults of the wiring.
+    """
     kind = str(record.get("kind"))
     if kind != Notified.KIND:
         return kind not in HIDDEN
     message = (record.get("data") or {}).get("message") or {}
     rule = str((message.get("facts") or {}).get("rule") or "")
-    return rule.startswith(f"{WIRING}.")
+    is_page = record.get("severity") in run_records.GRAVE and record.get("incident") is None
+    return is_page or rule.startswith(f"{WIRING}.")
 
 
 def _is_newer(record: dict[str, Any], moment: datetime) -> bool:

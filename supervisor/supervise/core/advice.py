@@ -425,11 +425,13 @@ def advise_restart(policy: Policy, state: State, before_step: float = math.inf) 
     unverified = state.checkpoints.unverified(before_step)
     if unverified is not None and unverified.step > checkpoint.step:
         again += f"; {unverified.path} of step {unverified.step} is newer, but not verified"
+    last = state.checkpoints.newest()
+    has_newer = last is not None and last.step > checkpoint.step
+    if last is not None and has_newer and last.damage:
+        again += f"; {last.id} of step {last.step} is newer, but damaged: {last.damage}"
     name = f"{checkpoint.id} of step {checkpoint.step} ({checkpoint.path}, {state_of}; {again})"
     if good is None:
         name = f"{checkpoint.path} of step {checkpoint.step} (saved, not verified; {again})"
-    last = state.checkpoints.newest()
-    has_newer = last is not None and last.step > checkpoint.step
     move = how = ""
     if not args:
         how = "; replace the last argument by your job's own option"
