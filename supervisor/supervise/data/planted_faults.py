@@ -216,11 +216,8 @@ def plant_fault(
     if name == "filter" and not stages:
         hint = "--rejects FILE, the report that the baseline was checked with"
         raise InputError("the fault 'filter' needs a report of the filters", hint=hint)
-    firsts = (next(_texts(piece, fields), None) for piece in pieces)
-    if FAULTS[name].of_text and any(d is not None and d.ids is not None for d in firsts):
-        usable = ", ".join(name for name, fault in FAULTS.items() if not fault.of_text)
-        text = f"the fault {name!r} changes text, and this data holds token ids"
-        raise InputError(text, hint=f"one of {usable}")
+    if FAULTS[name].of_text:
+        _require_text(name, pieces, fields)
     before = after = 0
     with _whole_folder(out):
         for number, piece in enumerate(pieces):
@@ -240,6 +237,15 @@ def plant_fault(
         if stages:
             _write_rejects(rejects_path(out), add_totals(stages, before), before, after)
     return before, after
+
+
+def _require_text(name: str, pieces: Sequence[Piece], fields: Fields) -> None:
+    """Raise InputError where data holds token ids."""
+    documents_of_pieces = (next(_texts(piece, fields), None) for piece in pieces)
+    if any(d is not None and d.ids is not None for d in documents_of_pieces):
+        usable = ", ".join(name for name, fault in FAULTS.items() if not fault.of_text)
+        text = f"the fault {name!r} changes text, and this data holds token ids"
+        raise InputError(text, hint=f"one of {usable}")
 
 
 def _check_folder(out: Path, paths: Sequence[Path]) -> None:
