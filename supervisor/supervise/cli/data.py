@@ -142,6 +142,9 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     documents in a piece. With --manifest or --work, a check that was stopped and is repeated goes
     on with the next piece.
 
+    A source is named by a field of the record, else by the first folder that is no number of a
+    shard (000, shard_12; a year is none), else by the file's name without such numbers.
+
     The rules of --policy judge; most of them compare with --baseline, the manifest of the build
     before. What cannot be measured is listed with the reason, and not judged. A training run
     records the manifest if its policy has job: {manifest: [data.json]}.
