@@ -327,22 +327,43 @@ HASHED = "train-{n:05d}-of-00003-{write:016x}.parquet"
         ("web-{n:05d}-{write:016x}.jsonl", "web"),
         ("books_en.{n}.jsonl", "books_en"),
         ("1" * 60 + "x.jsonl", "1" * 60 + "x"),
-        ("{n:03d}/{n}.jsonl", "data"),
-        ("{n:03d}/web.jsonl", "web"),
         ("shard_{n}/a/{n}.parquet", "a"),
         ("part-{n:05d}/web-{n}.jsonl", "web"),
-        ("2019/{n:03d}/a.jsonl", "2019"),
-        ("web2/{n:03d}/a.jsonl", "web2"),
+        ("2019/shard-{n}/a.jsonl", "2019"),
     ],
 )
 def test_shards_of_one_writing_or_of_another_are_one_source(name, source, tmp_path):
     for write in (0xA1B2C3D4E5F, 0x9C8B7A6D5E4F):
         for n in range(3):
-            path = tmp_path / name.format(n=n, write=write)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            make(tmp_path / name.format(n=n, write=write))
 
     assert {source_of(piece) for piece in list_pieces(tmp_path)[0]} == {source}
+
+
+def make(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "sources"),
+    [
+        ("{:03d}/{}.jsonl", range(20), {"data"}),
+        ("{:03d}/web.jsonl", range(1, 21), {"web"}),
+        ("{:03d}/web.jsonl", {*range(40)} - {7, 30}, {"web"}),  # a few may be empty
+        ("web2/{:03d}/a.jsonl", range(20), {"web2"}),
+        ("{:03d}/web/a.jsonl", range(20), {"web"}),
+        ("{}/a.jsonl", range(10), {*map(str, range(10))}),  # grades
+        ("{:02d}/a.jsonl", range(3), {"00", "01", "02"}),
+        ("{}/a.jsonl", range(2010, 2026), {*map(str, range(2010, 2026))}),
+        ("{:03d}/a.jsonl", range(0, 400, 30), {f"{n:03d}" for n in range(0, 400, 30)}),  # sites
+    ],
+)
+def test_numbered_folders_are_shards_where_many_go_on_from_0_or_1(name, numbers, sources, tmp_path):
+    for number in numbers:
+        make(tmp_path / name.format(number, number))
+
+    assert {source_of(piece) for piece in list_pieces(tmp_path)[0]} == sources
 
 
 TURN = [{"role": "user", "content": "Why?"}]

@@ -159,6 +159,17 @@ def test_another_build_of_the_same_kind_passes_and_so_does_the_same(build, base,
     assert (other.code, other.fired) == (0, set())
 
 
+def test_a_mix_whose_sources_have_other_names_is_not_compared(build, base, tmp_path, check):
+    """As a baseline of a check that took folders of shards for sources: the data is the same."""
+    document = base.read_text().replace('"web"', '"000"').replace('"books"', '"001"')
+    (tmp_path / "old.json").write_text(document)
+
+    done = check(build / "data", *given(build), "--baseline", tmp_path / "old.json")
+
+    assert "mix" not in done.fired and "source_mix_shift" not in done.metrics
+    assert "they have other names" in done.document["unknown"]["source_mix_shift"]
+
+
 def test_a_manifest_has_its_schema_and_no_path_of_the_machine(build, base):
     document = json.loads(base.read_text())
 
@@ -560,6 +571,22 @@ def large(tmp_path_factory):
     for number in range(6):
         write_lines(folder / f"{number}.jsonl", [f"{text} {number}" for text in docs * 5])
     return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_ends_whose_scorer_does_not_look_at_signals(number, tmp_path):
+    """In a call of C its process runs no handler: it is killed."""
+    write_lines(tmp_path / "d/a.jsonl", prose(5, 5))
+    text = (
+        "from pathlib import Path\nwait = lambda _: Path('begun').touch() or sum(range(10**12))\n"
+    )
+    (tmp_path / "waiting.py").write_text(text)
+    job = start("check", tmp_path / "d", "--toxicity", "waiting:wait", cwd=tmp_path)
+    wait_until((tmp_path / "begun").exists)
+    os.killpg(job.pid, number)
+
+    assert "supervise: interrupted; next: " in job.communicate(timeout=60)[1]
+    assert job.returncode == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -197,6 +197,30 @@ def outcome_of(severity="SEV0", slow_step=None, **closed):
 
 
 @pytest.mark.parametrize(
+    ("steps", "states", "damaged"),
+    [
+        ((49, 99, 99), ("verified", "bad", "verified"), "ckpt-1"),  # a torn model, its optimizer
+        ((49, 99), ("bad", "verified"), None),
+        ((99, 49), ("bad", "verified"), "ckpt-0"),  # verified in another order
+        ((-1, -1), ("bad", "verified"), None),  # of steps that nobody knows
+        ((-1, -1), ("verified", "bad"), "ckpt-1"),
+    ],
+)
+def test_the_newest_checkpoint_is_that_of_the_newest_step_and_of_several_the_damaged_one(
+    steps, states, damaged
+):
+    saved = [
+        Entry(f"ckpt-{number}", f"/c/{number}", step, state=state)
+        for number, (step, state) in enumerate(zip(steps, states, strict=True))
+    ]
+    life = Life(job="ended", over=True, exit_code=0)
+    ending = judge_ending(life, status_of(), outcome_of(outcome="recovered"), saved)
+
+    assert (f"newest checkpoint {damaged} is damaged" in ending.text) == (damaged is not None)
+    assert damaged or "damaged" not in ending.text
+
+
+@pytest.mark.parametrize(
     ("kind", "code", "status", "newest", "closed", "text"),
     [
         ("finished", 0, {}, "verified", "recovered", "finished"),

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -247,7 +247,7 @@ class Register:
 
     def newest(self) -> Entry | None:
         """Return the newest that is still there and the job's own, None without any."""
-        return next((e for e in reversed(self.entries) if e.present and e.state in JUDGED), None)
+        return find_newest_checkpoint(self.entries)
 
     def write(self) -> None:
         """Write the register. Raises OSError; the old file is unchanged then."""
@@ -255,6 +255,20 @@ class Register:
         document = RegisterDocument(self._next, self.entries, self.before, first_steps)
         text = json.dumps(msgspec.to_builtins(document), indent=1) + "\n"
         files.replace_file(self._path, text.encode(), durable=True)
+
+
+def find_newest_checkpoint(entries: Iterable[Entry]) -> Entry | None:
+    """Return the own one of the newest step that is still there, None without any.
+
+    Of several the damaged one, as `core.model.checkpoint_registry` does, else the last one found.
+    """
+
+    def order(numbered: tuple[int, Entry]) -> tuple[int, int, bool, int]:
+        number, entry = numbered
+        return entry.attempt, entry.step, entry.step >= 0 and entry.state == BAD, number
+
+    own = (entry for entry in entries if entry.present and entry.state in JUDGED)
+    return max(enumerate(own), key=order, default=(0, None))[1]
 
 
 def read_registry(run: Path) -> RegisterDocument:

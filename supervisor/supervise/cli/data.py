@@ -140,10 +140,8 @@ def check(ctx: click.Context, /, paths: tuple[Path, ...], **options: Any) -> Non
     Megatron's .bin and .idx, MDS, litdata, WebDataset archives and text. The data is read once, in
     pieces: 256 MiB of JSON lines, else a file. Memory grows with the number of duplicates, and of
     documents in a piece. With --manifest or --work, a check that was stopped and is repeated goes
-    on with the next piece.
-
-    A source is named by a field of the record, else by the first folder that is no number of a
-    shard (000, shard_12; a year is none), else by the file's name without such numbers.
+    on with the next piece. A source is a field's value, else the first folder that is no shard
+    (shard_12, or one of ten numbers or more from 000 on), else the file's name without numbers.
 
     The rules of --policy judge; most of them compare with --baseline, the manifest of the build
     before. What cannot be measured is listed with the reason, and not judged. A training run

@@ -8,6 +8,8 @@ folder. The results add up in the order of the pieces: the manifest is the same 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -26,6 +28,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .. import __version__
 from ..errors import InputError, StoreError
@@ -33,14 +36,20 @@ from ..store import files
 from . import duplicates
 from .corpus import (
     ATTACHMENTS,
+    FORMS,
+    LINES,
+    MAX_INDEX,
+    PACKED,
+    TEXTS,
     Damage,
     Document,
     Fields,
     Ignored,
     Piece,
     documents,
-    list_pieces,
+    mds_file,
     need,
+    source_of,
     unicode_name,
 )
 from .manifest import Counts, Hotspots, Input, Manifest, Prompts, Settings, Stage
@@ -50,6 +59,7 @@ FULL, CHEAP = "full", "cheap"
 LARGE = 50 << 30  # bytes on disk above which only the cheap metrics are taken; project default
 SAMPLED_BYTES = 64 << 10  # of a document, in the sample for shared stretches
 REPORT_S = 0.25
+PATIENCE_S = 5.0  # with a process that was asked to end
 RESULTS = 1  # version of a piece's result: another one where the same data gives other numbers
 UNFINISHED = re.compile(r"\.\d{6}-[\da-f]{16}-[\da-f]{12}\..*")
 OUTDATED_S = 3600.0  # age of an unfinished file that no process writes any more
@@ -58,7 +68,193 @@ MAX_REASONS = 20
 REJECTS = 'datatrove\'s stats.json, {"stage": {"dropped": 1, "total": 10}}, or NAME=FOLDER'
 PROMPTS = "JSON lines with a prompt each"
 
+PIECE = 256 << 20  # bytes of JSON lines that are read, and resumed, as one
+SMALL = 32 << 20  # bytes of text files of one source that are
+SHARD_FOLDER = re.compile(r"(?:part|shard|chunk|split)[-_.]?\d+", re.I)
+SHARD_FOLDERS = 10  # of numbers alone, at least: fewer may be grades, sites, years
+BESIDE_DATA = (
+    *("index.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
+    *("state.json", "stats.json"),
+)
+
 Report = Callable[[int, int, str], None]
+
+
+# ── which files ───────────────────────────────────────────────────────────────────────────────────
+
+
+def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
+    """Return the pieces below a path in a fixed order, and why other files are left out.
+
+    Raises:
+        InputError: there is no such path, or it cannot be read.
+    """
+    try:
+        exists = root.exists()
+    except OSError as error:
+        hint = "name data that you can read"
+        raise InputError(f"{root}: {error.strerror}", hint=hint) from error
+    if not exists:
+        raise InputError(
+            f"{root}: no such file or folder", hint="name data that is on this machine"
+        )
+    if not (root.is_file() or root.is_dir()):
+        hint = "write its data to a file first: it is read in pieces, some of them twice"
+        raise InputError(f"{root} is a pipe or a device", hint=hint)
+    ignored: dict[str, str] = {}
+    paths = [root] if root.is_file() else sorted(_files_below(root, ignored))
+    owners = {p.parent: _shards(p) for p in paths if p.name == "index.json"}
+    pieces: list[Piece] = []
+    names = ["" if path == root else path.relative_to(root).as_posix() for path in paths]
+    folders = _source_folders({name.rpartition("/")[0] for name in names})
+    for path, name in zip(paths, names, strict=True):
+        try:
+            form = owners.get(path.parent, {}).get(path.name) or form_of(path)
+            if form in FORMS:
+                folder = folders[name.rpartition("/")[0]]
+                pieces += _divided(root, name, path, form, folder)
+            elif form:
+                ignored[name or path.name] = form
+        except OSError as error:  # it was removed meanwhile
+            ignored[name or path.name] = f"not read: {error.strerror}"
+    reasons = {unicode_name(name): unicode_name(reason) for name, reason in ignored.items()}
+    return list(_bundled(pieces)), reasons
+
+
+def _source_folders(folders: set[str]) -> dict[str, str]:
+    """Return of each folder the first name in it that is no shard.
+
+    A shard has a word for it, or a number of many that go on from 0 or 1 in one width.
+    """
+    prefixes = {
+        folder: [*itertools.accumulate(folder.split("/"), "{}/{}".format)] for folder in folders
+    }
+    numbered: dict[tuple[str, int], set[str]] = {}
+    for path in itertools.chain.from_iterable(prefixes.values()):
+        above, _, name = path.rpartition("/")
+        if len(name) > 1 and name.isdecimal():
+            numbered.setdefault((above, len(name)), set()).add(path)
+    shards = set[str]()
+    for paths in numbered.values():
+        last = max(int(path.rpartition("/")[2]) for path in paths)
+        if len(paths) >= SHARD_FOLDERS and last <= 1.1 * len(paths):  # some may be empty
+            shards |= paths
+    return {
+        folder: next((name for path in paths if (name := _source_name(path, shards))), "")
+        for folder, paths in prefixes.items()
+    }
+
+
+def _source_name(path: str, shards: Container[str]) -> str:
+    """Return the name of a folder, "" of a shard."""
+    name = path.rpartition("/")[2]
+    return "" if path in shards or SHARD_FOLDER.fullmatch(name) else name
+
+
+def _files_below(root: Path, ignored: dict[str, str]) -> Iterator[Path]:
+    """Yield the files below a folder, each folder once, links to folders last."""
+
+    def refuse(error: OSError) -> None:
+        path = os.path.relpath(error.filename, root)
+        ignored[path] = f"not read: {error.strerror}"
+
+    starts, seen_folders = [root], set[tuple[int, int]]()
+    for start in starts:
+        for folder, folders, names in os.walk(start, onerror=refuse):
+            folders[:] = [n for n in sorted(folders) if n[0] != "." and n != "__pycache__"]
+            try:
+                status = Path(folder).stat()
+                links = [p for n in folders if (p := Path(folder, n)).is_symlink()]
+            except OSError as error:
+                refuse(error)
+                continue
+            if (status.st_dev, status.st_ino) in seen_folders:
+                ignored[os.path.relpath(folder, root)] = "a link to a folder that is read already"
+                folders.clear()
+                continue
+            seen_folders.add((status.st_dev, status.st_ino))
+            starts += links
+            for path in (Path(folder, name) for name in names if name[0] != "."):
+                try:
+                    if path.is_file():
+                        yield path
+                    else:
+                        ignored[os.path.relpath(path, root)] = "a broken link, or no regular file"
+                except OSError as error:
+                    refuse(error)
+
+
+def _bundled(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces, with small text files of one source as one."""
+    for (_, form), group in itertools.groupby(pieces, lambda p: (source_of(p), p.form)):
+        bundle: Piece | None = None
+        for piece in group:
+            if bundle is None or form != "text" or bundle.size + piece.size > SMALL:
+                if bundle is not None:
+                    yield bundle
+                bundle = piece
+                continue
+            size = bundle.size + piece.size
+            mtime_ns = max(bundle.mtime_ns, piece.mtime_ns)
+            more = (*bundle.more, piece.path)
+            bundle = replace(bundle, size=size, end=size, mtime_ns=mtime_ns, more=more)
+        if bundle is not None:
+            yield bundle
+
+
+def form_of(path: Path) -> str:
+    """Return the form of a file by its name, "" of one that belongs to others, or a reason."""
+    name = path.name.lower()
+    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
+    stem = name.removesuffix(packed)
+    if name in BESIDE_DATA or name.endswith((".idx", ".pkl", ".sha256")):
+        return ""
+    if stem.endswith(LINES):
+        return "lines"
+    if stem.endswith((".tar", ".tgz")):
+        return "tar"
+    if stem.endswith(TEXTS):
+        return "text"
+    if packed:
+        return f"no reader for {name.removeprefix(Path(stem).stem)}"
+    if stem.endswith((".parquet", ".arrow")):
+        return "parquet" if stem.endswith(".parquet") else "arrow"
+    if stem.endswith(".bin"):
+        return "megatron" if path.with_suffix(".idx").exists() else "tokens"
+    try:
+        return "text" if _is_text(path) else "no known format"
+    except OSError as error:
+        return f"not read: {error.strerror}"
+
+
+def _divided(root: Path, name: str, path: Path, form: str, folder: str) -> Iterator[Piece]:
+    status = path.stat()
+    size = status.st_size
+    plain = form == "lines" and path.suffix.lower() in (".jsonl", ".ndjson")
+    step = PIECE if plain else max(1, size)
+    for start in range(0, max(1, size), step):
+        end = min(size, start + step)
+        yield Piece(str(root), name, form, size, status.st_mtime_ns, start, end, folder=folder)
+
+
+def _shards(index: Path) -> dict[str, str]:
+    """Return the files that an index names, with their form."""
+    try:
+        document = json.loads(index.read_bytes()[:MAX_INDEX])
+        if "shards" in document:
+            return {mds_file(shard): "mds" for shard in document["shards"]}
+        return {chunk["filename"]: "litdata" for chunk in document["chunks"]}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _is_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(4096)
+    return b"\0" not in start and "\ufffd" not in start[:4000].decode("utf-8", "replace")[:-4]
+
+
+# ── one check ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -360,13 +556,23 @@ def run_in_processes(
             hint="fewer --jobs; with --work DIR it goes on where it was",
         ) from error
     except (KeyboardInterrupt, GeneratorExit):
-        for process in active_children():  # a piece takes up to a minute
-            process.terminate()
+        _end_children()  # a piece takes up to a minute
         raise
     finally:
         pool.shutdown(cancel_futures=True)
         tasks.clear()
         del pool  # an exception keeps this frame, and its semaphores would count as lost
+
+
+def _end_children() -> None:
+    """End the processes of the pool, also one in a call that does not look at signals."""
+    children = active_children()
+    for process in children:
+        process.terminate()
+    until_s = time.monotonic() + PATIENCE_S
+    for process in children:
+        process.join(max(0.0, until_s - time.monotonic()))
+        process.kill()
 
 
 class Ending:
@@ -482,7 +688,7 @@ def _sidecar_of(piece: Piece) -> Path | None:
 
 def _name(plan: Plan, number: int, piece: Piece) -> str:
     names = unicode_name(piece.path), tuple(map(unicode_name, piece.more))
-    facts: tuple[Any, ...] = (*names, piece.form, piece.size, piece.mtime_ns)
+    facts: tuple[Any, ...] = (*names, piece.form, piece.size, piece.mtime_ns, piece.folder)
     sidecar = _sidecar_of(piece)
     if sidecar is not None:
         with suppress(OSError):

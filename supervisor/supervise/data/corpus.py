@@ -18,7 +18,6 @@ import itertools
 import json
 import lzma
 import math
-import os
 import re
 import struct
 import tarfile
@@ -35,8 +34,6 @@ from ..errors import InputError
 MAX_RECORD = 32 << 20  # bytes; a longer one is damage, not a document
 MAX_SHARD = 1 << 30  # bytes of one with an index, when it is unpacked
 MAX_INDEX = 256 << 20  # bytes of an index that is read whole
-PIECE = 256 << 20  # bytes of JSON lines that are read, and resumed, as one
-SMALL = 32 << 20  # bytes of text files of one source that are
 BLOCK = 1 << 20  # tokens read at once
 MAX_TOKENS = 1 << 20  # of a document; a longer one is cut
 WINDOW = 1024  # tokens of a document where nothing marks an end
@@ -55,10 +52,6 @@ TEXTS = (
     *(".py", ".pyi", ".js", ".ts", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".rb"),
     *(".sh", ".sql", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
 )
-BESIDE_DATA = (
-    *("index.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
-    *("state.json", "stats.json"),
-)
 EXTRA = "pip install 'supervise-train[data]'"
 GPT2_END = 50256
 MEGATRON = b"MMIDIDX\x00\x00"
@@ -73,7 +66,6 @@ _SHARD = re.compile(
 _HASH = re.compile(
     r"(?:^|[-_.])(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?=[a-f]*\d)[\da-f]{8,})$", re.I
 )
-_SHARD_FOLDER = re.compile(r"(?!(?:19|20)\d\d$)\d+|(?:part|shard|chunk|split)[-_.]?\d+", re.I)
 _NUMBER = re.compile(r"(?:[-_.]?(?:\d|of|shard|part|chunk|split))+$", re.I)
 
 
@@ -139,6 +131,7 @@ class Piece(Struct, frozen=True):
 
     Attributes:
         path: below the root, of the first one. form: of the files. mtime_ns: of the newest one.
+        folder: the first one in it that is no shard.
         more: paths of the others.
     """
 
@@ -150,6 +143,7 @@ class Piece(Struct, frozen=True):
     start: int = 0
     end: int = 0
     more: tuple[str, ...] = ()
+    folder: str = ""
 
     @property
     def file(self) -> Path:
@@ -189,127 +183,11 @@ def need(package: str) -> Any:
         raise InputError(f"checking data needs the package {name!r}", hint=EXTRA) from error
 
 
-# ── which files ───────────────────────────────────────────────────────────────────────────────────
-
-
-def list_pieces(root: Path) -> tuple[list[Piece], dict[str, str]]:
-    """Return the pieces below a path in a fixed order, and why other files are left out.
-
-    Raises:
-        InputError: there is no such path, or it cannot be read.
-    """
-    try:
-        exists = root.exists()
-    except OSError as error:
-        hint = "name data that you can read"
-        raise InputError(f"{root}: {error.strerror}", hint=hint) from error
-    if not exists:
-        raise InputError(
-            f"{root}: no such file or folder", hint="name data that is on this machine"
-        )
-    if not (root.is_file() or root.is_dir()):
-        hint = "write its data to a file first: it is read in pieces, some of them twice"
-        raise InputError(f"{root} is a pipe or a device", hint=hint)
-    ignored: dict[str, str] = {}
-    paths = [root] if root.is_file() else sorted(_files_below(root, ignored))
-    owners = {p.parent: _shards(p) for p in paths if p.name == "index.json"}
-    pieces: list[Piece] = []
-    for path in paths:
-        name = "" if path == root else path.relative_to(root).as_posix()
-        try:
-            form = owners.get(path.parent, {}).get(path.name) or form_of(path)
-            if form in FORMS:
-                pieces += _divided(root, name, path, form)
-            elif form:
-                ignored[name or path.name] = form
-        except OSError as error:  # it was removed meanwhile
-            ignored[name or path.name] = f"not read: {error.strerror}"
-    names = {unicode_name(name): unicode_name(reason) for name, reason in ignored.items()}
-    return list(_bundled(pieces)), names
-
-
-def _files_below(root: Path, ignored: dict[str, str]) -> Iterator[Path]:
-    """Yield the files below a folder, each folder once, links to folders last."""
-
-    def refuse(error: OSError) -> None:
-        path = os.path.relpath(error.filename, root)
-        ignored[path] = f"not read: {error.strerror}"
-
-    starts, seen_folders = [root], set[tuple[int, int]]()
-    for start in starts:
-        for folder, folders, names in os.walk(start, onerror=refuse):
-            folders[:] = [n for n in sorted(folders) if n[0] != "." and n != "__pycache__"]
-            try:
-                status = Path(folder).stat()
-                links = [p for n in folders if (p := Path(folder, n)).is_symlink()]
-            except OSError as error:
-                refuse(error)
-                continue
-            if (status.st_dev, status.st_ino) in seen_folders:
-                ignored[os.path.relpath(folder, root)] = "a link to a folder that is read already"
-                folders.clear()
-                continue
-            seen_folders.add((status.st_dev, status.st_ino))
-            starts += links
-            for path in (Path(folder, name) for name in names if name[0] != "."):
-                try:
-                    if path.is_file():
-                        yield path
-                    else:
-                        ignored[os.path.relpath(path, root)] = "a broken link, or no regular file"
-                except OSError as error:
-                    refuse(error)
-
-
-def _bundled(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the pieces, with small text files of one source as one."""
-    for (_, form), group in itertools.groupby(pieces, lambda p: (source_of(p), p.form)):
-        bundle: Piece | None = None
-        for piece in group:
-            if bundle is None or form != "text" or bundle.size + piece.size > SMALL:
-                if bundle is not None:
-                    yield bundle
-                bundle = piece
-                continue
-            size = bundle.size + piece.size
-            mtime_ns = max(bundle.mtime_ns, piece.mtime_ns)
-            more = (*bundle.more, piece.path)
-            bundle = replace(bundle, size=size, end=size, mtime_ns=mtime_ns, more=more)
-        if bundle is not None:
-            yield bundle
-
-
-def form_of(path: Path) -> str:
-    """Return the form of a file by its name, "" of one that belongs to others, or a reason."""
-    name = path.name.lower()
-    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
-    stem = name.removesuffix(packed)
-    if name in BESIDE_DATA or name.endswith((".idx", ".pkl", ".sha256")):
-        return ""
-    if stem.endswith(LINES):
-        return "lines"
-    if stem.endswith((".tar", ".tgz")):
-        return "tar"
-    if stem.endswith(TEXTS):
-        return "text"
-    if packed:
-        return f"no reader for {name.removeprefix(Path(stem).stem)}"
-    if stem.endswith((".parquet", ".arrow")):
-        return "parquet" if stem.endswith(".parquet") else "arrow"
-    if stem.endswith(".bin"):
-        return "megatron" if path.with_suffix(".idx").exists() else "tokens"
-    try:
-        return "text" if _is_text(path) else "no known format"
-    except OSError as error:
-        return f"not read: {error.strerror}"
-
-
 @_with_unicode
 def source_of(piece: Piece) -> str:
-    """Return the source that a file stands for: its first folder, else its name, less shards."""
-    for folder in piece.path.split("/")[:-1]:
-        if not _SHARD_FOLDER.fullmatch(folder):
-            return folder
+    """Return the source that a file stands for: its first folder, else its name less shards."""
+    if piece.folder:
+        return piece.folder
     if piece.form == "text":
         return Path(piece.root).name if piece.path else "text"
     stem = piece.file.name
@@ -319,33 +197,6 @@ def source_of(piece: Piece) -> str:
     while name != longer:
         name, longer = _NUMBER.sub("", _HASH.sub("", name)), name
     return name or "data"
-
-
-def _divided(root: Path, name: str, path: Path, form: str) -> Iterator[Piece]:
-    status = path.stat()
-    size = status.st_size
-    plain = form == "lines" and path.suffix.lower() in (".jsonl", ".ndjson")
-    step = PIECE if plain else max(1, size)
-    for start in range(0, max(1, size), step):
-        end = min(size, start + step)
-        yield Piece(str(root), name, form, size, status.st_mtime_ns, start, end)
-
-
-def _shards(index: Path) -> dict[str, str]:
-    """Return the files that an index names, with their form."""
-    try:
-        document = json.loads(index.read_bytes()[:MAX_INDEX])
-        if "shards" in document:
-            return {_mds_file(shard): "mds" for shard in document["shards"]}
-        return {chunk["filename"]: "litdata" for chunk in document["chunks"]}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _is_text(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(4096)
-    return b"\0" not in start and "\ufffd" not in start[:4000].decode("utf-8", "replace")[:-4]
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────
@@ -766,7 +617,7 @@ def _read_megatron(piece: Piece, fields: Fields) -> Records:
 # ── shards with an index ──────────────────────────────────────────────────────────────────────────
 
 
-def _mds_file(shard: Mapping[str, Any]) -> str:
+def mds_file(shard: Mapping[str, Any]) -> str:
     part = shard.get("zip_data") or shard["raw_data"]
     return str(part["basename"])
 
@@ -802,7 +653,7 @@ def _items(raw: bytes | bytearray) -> Iterator[memoryview]:
 
 def _read_mds(piece: Piece, fields: Fields) -> Records:
     index = json.loads((piece.file.parent / "index.json").read_bytes()[:MAX_INDEX])
-    shard = next(s for s in index["shards"] if _mds_file(s) == piece.file.name)
+    shard = next(s for s in index["shards"] if mds_file(s) == piece.file.name)
     names, encodings = shard["column_names"], shard["column_encodings"]
     packing = shard.get("compression") if shard.get("zip_data") else None
     for item in _items(_unpacked(piece, packing)):

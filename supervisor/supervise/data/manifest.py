@@ -33,6 +33,7 @@ SECRETS = ("card", "iban", "ssn", "key")  # a checksum or a fixed form: a hit is
 NO_BASELINE = "no baseline: give --baseline, the manifest of another build"
 OTHER_FIELDS = "the baseline was read with other fields, --eos, --pad or --dtype"
 OTHER_TOKENIZER = "the baseline was made with another tokenizer, or with none"
+OTHER_NAMES = "no source of the baseline is in this build: they have other names"
 OTHER_SOURCES = "no source with tokens is in both builds"
 MAX_SOURCES = 1000  # by name, the largest; the rest is OTHERS
 OTHERS = "others"
@@ -391,6 +392,9 @@ def _shares(
         numbers.unknown[f"{name}_shift"] = numbers.no_baseline if shares else reason
         return
     before, effective_before = _shares_of(part_of(base.counts))
+    if name == "source_mix" and before and before.keys().isdisjoint(shares):
+        numbers.unknown[f"{name}_shift"] = OTHER_NAMES
+        return
     shift = 0.0
     for part in {*shares, *before}:
         new, old = shares.get(part, 0.0), before.get(part, 0.0)

@@ -547,7 +547,7 @@ def _end_problems(
     loss = None if status is None else status.training.loss
     if loss is not None and not math.isfinite(loss):
         yield EndFact(NOT_FINITE, f"loss is {'NaN' if math.isnan(loss) else 'infinite'}")
-    newest = next((entry for entry in reversed(checkpoints) if entry.present), None)
+    newest = registry.find_newest_checkpoint(checkpoints)
     if newest is not None and newest.state == registry.BAD:
         yield EndFact(DAMAGED, f"newest checkpoint {newest.id} is damaged")
     for incident in outcome.gravest if finished else ():
