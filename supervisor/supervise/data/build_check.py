@@ -687,8 +687,8 @@ def _sidecar_of(piece: Piece) -> Path | None:
 
 
 def _name(plan: Plan, number: int, piece: Piece) -> str:
-    names = unicode_name(piece.path), tuple(map(unicode_name, piece.more))
-    facts: tuple[Any, ...] = (*names, piece.form, piece.size, piece.mtime_ns, piece.folder)
+    names = *map(unicode_name, (piece.path, piece.folder)), tuple(map(unicode_name, piece.more))
+    facts: tuple[Any, ...] = (*names, piece.form, piece.size, piece.mtime_ns)
     sidecar = _sidecar_of(piece)
     if sidecar is not None:
         with suppress(OSError):
