@@ -266,13 +266,27 @@ def test_equal_a_repetition_unlike_its_past(value, before, repeats, read):
     assert "B" not in letters[: len(before) + 32]
 
 
-def test_equal_the_longest_repetition(read):
-    """A value is repeated three times each; only what stays for longer is unlike that."""
+@pytest.mark.parametrize(
+    ("lengths", "limit"),
+    [
+        ([1] * 8, 2),  # `for` alone
+        ([1] * 8 + [4, 1, 1, 4, 1, 1], 4),
+        ([3] * 2, 12),  # nobody saw the first of the first
+        ([3] + [4] * 8, 4),
+        ([3, 6, 3, 8, 5, 7, 2, 9, 3], 16),
+        ([1] * 32 + [4] * 8, 7),
+        ([3] + [4] * 12 + [300] + [4] * 9, 4),
+        ([1] * 32 + [9] + [1] * 12, 2),
+    ],
+)
+def test_equal_the_longest_repetition(lengths, limit, read):
+    """Of values that stay for some steps each, only one that stays by no chance is unlike them."""
     spec = Equal("a", to="previous", law="changing", longest=True, for_=2)
+    before = [float(i) for i, length in enumerate(lengths) for _ in range(length)]
 
-    letters = read(spec.start(), [(each,) for each in [1.0] * 3 + [2.0] * 4 + [3.0] * 6])
+    letters = read(spec.start(), [(each,) for each in [*before, *[-1.0] * 20]])
 
-    assert letters == "?oBooooooooBB", "nobody saw the first of the first"
+    assert letters[len(before) :].index("B") == limit
 
 
 def test_paired_the_raw_code_is_of_evaluations_only(read):

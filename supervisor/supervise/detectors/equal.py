@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import Detector, Reading
 from ..core.model.values import Unit
-from ._baseline import cut_lists_after
+from ._baseline import cut_lists_after, trim_window
 from ._watch import Debounced, check_quota
 
 KEPT = 256  # changes of the value that `rewind` can drop
@@ -22,6 +22,8 @@ FLOAT32 = 2.0**-23  # the distance of 1 to the next float32
 # Of `unlike_past`, project defaults. A value that repeats itself by chance twice in three samples
 # does so for 32 once in 400 000, and had 4 repetitions in a row long before.
 CHANGES, NEWEST, LONGER, LARGER = 32, 8, 8, 4
+USUAL = 2  # of the newest 8, that stayed for too long: then such stays are no exception
+UNPROVEN = 2  # of `longest`, times the longest, before the newest 8 show how much lengths differ
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ class Equal(Detector):
     steps, so that neither rounding nor rare samples explain it; the newest 8 changes mostly at
     least 4 times the smallest, so that it did not converge; and a value of more than two digits,
     so that it is no limit. With `longest` it need only stay for longer than ever in the last 256
-    changes: what takes four steps with each batch repeats them all. After `previous` the next
-    sample is compared with this one, whatever it was: a counter that fell back is a BREACH for one
-    sample.
+    changes: what takes four steps with each batch repeats them all. Where the newest 8 values
+    mostly stayed, it must be longer by as much as all of them differed, and thrice as long while
+    there are fewer than 8: of ten lengths by chance, one is the longest so far. A stay that was a
+    BREACH is no measure for the next, unless it is one of two in 8 values. After `previous`
+    the next sample is compared with this one, whatever it was: a counter that fell back is a BREACH
+    for one sample.
 
     UNKNOWN for absent and NaN samples of either metric, and for the first sample where it is the
     reference. `rewind` gives the reference of then back, over 256 changes of the value.
@@ -109,6 +114,7 @@ class EqualWatch(Debounced):
         super().reset()
         self.steps: list[int] = []
         self.values: list[float] = []
+        self.breaches: list[int] = []  # of `steps`: those of values that stayed for too long
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -140,18 +146,33 @@ class EqualWatch(Debounced):
             breach = above < -slack or (self.law == 2 and above == -slack)
         self.raw = BREACH if breach else OK
         code = self.debounce(breach, False) if breach or self.bits or self.firing else OK
-        if code == BREACH and spec.longest and not self._is_longest():
-            return OK
+        if code == BREACH and spec.longest:
+            if not self._is_longest():
+                return OK
+            if len(self.steps) > 1 and self.breaches[-1:] != self.steps[-1:]:
+                self.breaches.append(self.steps[-1])
+                trim_window(KEPT, self.breaches)
         return OK if code == BREACH and spec.unlike_past and not self._is_unlike_past() else code
 
     def _is_longest(self) -> bool:
-        """Whether the value stays for longer than any before it did.
+        """Whether the value stays for longer than any before it did, and not by chance.
 
         The first may have been there before the first sample.
         """
         starts = [self.steps[0] - 1, *self.steps[1:]]
-        spans = (later - earlier for earlier, later in pairwise(starts))
-        return self.last - self.steps[-1] >= max(spans, default=0)
+        strange = {*self.breaches} if len(self._recent_breaches()) < USUAL else ()
+        spans = [later - earlier for earlier, later in pairwise(starts) if earlier not in strange]
+        newest = spans[-NEWEST:]
+        if not newest:
+            return True
+        longest = max(spans)
+        margin = longest - min(spans) if len(newest) == NEWEST else UNPROVEN * longest
+        mostly_stay = sorted(newest)[len(newest) // 2] > 1
+        return self.last - self.steps[-1] >= longest + margin * mostly_stay
+
+    def _recent_breaches(self) -> list[int]:
+        """Return which of the newest values before this one stayed for too long."""
+        return [start for start in self.steps[-NEWEST - 1 : -1] if start in self.breaches]
 
     def _is_unlike_past(self) -> bool:
         """Whether neither rounding, rare samples, convergence nor a limit explains a repetition."""
@@ -190,6 +211,7 @@ class EqualWatch(Debounced):
 
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps, self.values)
+        cut_lists_after(step, self.breaches)
 
     def numbers(self) -> Reading:
         is_known = self.value is not None and self.reference is not None
