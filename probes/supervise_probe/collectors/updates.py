@@ -104,6 +104,7 @@ class UpdatesCollector(Collector):
         context.guard.part("updates").allowed = self.pace.allowed
         self._unrest = Unrest()
         self._passed = False  # steps that were not measured since the newest that was
+        self._unmeasured = 0  # optimizers of the step under way
         self._cost_ns = 0
         self._reporter = context.reporter
         self._kept: weakref.WeakKeyDictionary[Any, OldWeights] = weakref.WeakKeyDictionary()
@@ -120,6 +121,7 @@ class UpdatesCollector(Collector):
             norm = update.gradient_norm
             if not isinstance(norm, float) or isfinite(norm):
                 self._passed = True
+                self._unmeasured += 1
                 return
             # Its update tells whether that reached the weights; a clip may have made it all 0.
             self.pace.due = True
@@ -133,7 +135,8 @@ class UpdatesCollector(Collector):
         self._sets.dense_until = max(self._sets.dense_until, step + 1 + DEMANDED)
         if not pace.due:
             pace.due = True
-            if update.closure:  # inside of it: its `before_update` is over
+            if update.closure:  # inside of it: its `before_update` is over, and counted it
+                self._unmeasured -= 1
                 self.before_update(update)
 
     def _snapshot(self, update: Update) -> None:
@@ -170,7 +173,12 @@ class UpdatesCollector(Collector):
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         squares, self._squares = self._squares, None
+        unmeasured, self._unmeasured = self._unmeasured, 0
         if squares is None:
+            return
+        # What one optimizer moved is no norm of all. NaN and Inf are, whatever the others moved.
+        if unmeasured and not (self.scalars.on_host(squares[0]) and squares[0] - squares[0]):
+            self._cost_ns, self._shares, self._shared = 0, (0.0, 0.0), True
             return
         if self._cost_ns:
             cost_ns, self._cost_ns = self._cost_ns, 0

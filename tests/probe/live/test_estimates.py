@@ -59,6 +59,66 @@ def test_the_update_of_an_infinite_gradient_is_measured_where_only_one_in_four_i
     assert math.isclose(job.frames[22]["update_norm"], moved, rel_tol=0.1)
 
 
+CLOSURE = """
+def closure():
+    if step == 22:  # as where somebody else wrote its moments
+        with torch.no_grad():
+            updates.force_measurement(tracker.current)
+    return torch.tensor(0.0)
+
+tracker = __import__("sys").modules["_supervise_probe"]._probe.parts.tracker
+"""
+
+
+def test_an_update_is_measured_where_that_is_asked_for_inside_its_closure(probed):
+    """The call before it had counted the optimizer among those that are not measured."""
+    script = CLOSURE + THINNED.replace("optimizer.step()", "optimizer.step(closure)")
+    job = probed.run(script)
+    moved = job.output[22]["update_norm"]
+    assert "update_norm" not in job.frames[21]
+    assert math.isclose(job.frames[22]["update_norm"], moved, rel_tol=0.1)
+
+
+PAIR = """
+import math
+models = [nn.Linear(64, 64) for _ in range(2)]
+pair = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
+updates = __import__("sys").modules["_supervise_probe"]._probe.parts.wired.updates
+for step in range(32):
+    if step == 2:
+        updates.relax()
+        updates.relax()
+        type(updates.pace).weigh = lambda *costs: None
+    old = [p.detach().clone() for model in models for p in model.parameters()]
+    for model in models:
+        model.zero_grad()
+        model(torch.randn(2, 64)).pow(2).mean().backward()
+    if step == 22:
+        spare = torch.nn.Parameter(torch.ones(1))
+        spare.grad = torch.zeros(1)
+        (models[INFINITE].bias if OWN else spare).grad.fill_(math.inf)
+        torch.nn.utils.clip_grad_norm_([spare, *models[INFINITE].parameters()], 1.0)
+    for optimizer in pair:
+        optimizer.step()
+    emit(moved=norm(p - q for p, q in zip([p for m in models for p in m.parameters()], old)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("infinite", "own", "measured"), [(0, False, True), (1, False, False), (1, True, True)]
+)
+def test_what_one_of_two_optimizers_moved_is_no_update_of_the_step(probed, infinite, own, measured):
+    """Behind one whose update was not measured; only NaN tells of both."""
+    job = probed.run(PAIR.replace("INFINITE", str(infinite)).replace("OWN", str(own)))
+    frames = {frame["step"]: frame for frame in job.frames}
+    assert frames[22]["grad_global_norm"] == math.inf
+    assert ("update_norm" in frames[22]) is measured and "update_norm" not in frames[21]
+    for step, row in enumerate(job.output[:32]):
+        if step > 2 and "update_norm" in frames[step]:
+            expected = pytest.approx(row["moved"], rel=0.1, nan_ok=True)
+            assert frames[step]["update_norm"] == expected
+
+
 UNDIVIDED = """
 model = nn.Linear(6, 5)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
