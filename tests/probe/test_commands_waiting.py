@@ -56,9 +56,9 @@ def rank(tmp_path):
     writer.close()
 
 
-def order_fence(rank, name):
-    """Ask for a promise to stand behind the step under way."""
-    args = {"id": name, "step": rank.position.step, "wait_s": 30.0}
+def order_fence(rank, name, ahead=0):
+    """Ask for a promise to stand behind the step under way, or so many steps later."""
+    args = {"id": name, "step": rank.position.step + ahead, "wait_s": 30.0}
     args |= {"key": name, "verb": "pause", "args": {}}
     rank.segment.send(f"{name}/0", "fence", args)
 
@@ -89,6 +89,22 @@ def test_waiting_at_fences_does_not_switch_commands_off(rank):
         make_step(rank, fence=f"f{number}" if number in weighed else "")
 
     assert rank.off == [] and rank.guard.part("commands").on
+
+
+@pytest.mark.parametrize("decision", [fences.ABORT, fences.COMMIT, None])
+def test_a_promise_binds_until_its_fence_is_aborted(rank, decision):
+    """Else the next fence is refused for as long as a step takes, for one that nobody waits at."""
+    order_fence(rank, "f", ahead=4)
+    make_step(rank)
+    if decision is not None:
+        fences.decide_fence(fences.verdict_path(rank.folder, "f"), decision, "", 4)
+    order_fence(rank, "g", ahead=4)
+    make_step(rank)
+
+    rank.segment.poll()
+    promised, later = rank.segment.acks()
+    assert promised.ok and later.ok is (decision == fences.ABORT)
+    assert later.result.get("busy", False) is not later.ok
 
 
 def test_a_rank_whose_commands_are_off_says_so(rank):

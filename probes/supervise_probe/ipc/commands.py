@@ -301,7 +301,7 @@ class Commands:
             self._able(order.verb)
             if self._boundaries is None:
                 raise Refused("the job has one rank")
-            if self._fence is not None:
+            if self._fence is not None and not self._is_aborted(self._fence):
                 raise Refused(f"it has promised to wait at step {self._fence.step}", busy=True)
             if step > order.step:
                 raise Refused(f"it is behind step {order.step}, at {step}", past=step - order.step)
@@ -318,6 +318,11 @@ class Commands:
         self._fence = order
         promised = {"step": order.step, "at": step, "boundaries": self._boundaries.newest()}
         return {**promised, **facts}
+
+    def _is_aborted(self, promised: Fence) -> bool:
+        """Return whether a promise binds no more: in long steps its own boundary is far away."""
+        verdict = fences.read_verdict(fences.verdict_path(self._shm, promised.id))
+        return verdict is not None and verdict.decision == fences.ABORT
 
     def do_outcome(self, args: dict[str, Any]) -> dict[str, Any]:
         """Answer once more to the command of a fence, for a supervisor that came later."""
