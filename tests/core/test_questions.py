@@ -8,7 +8,7 @@ import pytest
 
 from supervise.actions import Rollback
 from supervise.core.model import Budget, Ladder, Planned
-from supervise.detectors import Nonfinite
+from supervise.detectors import Descent, Nonfinite
 
 from .conftest import AMPLE, Story, Touch, Verify, above, messages, one_rule, rules_of, runbook_of
 
@@ -114,6 +114,22 @@ def test_a_loss_that_stays_nan_is_not_contained(tell):
 
     (found,) = story.kinds("incident", "classified")
     assert found.data["spike"]["class"] == "numeric fault"
+
+
+@pytest.mark.parametrize(
+    ("severity", "fall", "message"),
+    [("SEV2", 0.0, "INFO"), ("SEV2", 0.01, "SEV2"), ("SEV1", 0.0, "SEV1")],
+)
+def test_of_what_can_wait_and_is_no_objective_undecided_is_no_alarm(tell, severity, fall, message):
+    """As of a policy gradient. A loss that was learned and is up for good is news again."""
+    detectors = {"high": above("train_loss_raw", 7.0), "fell": Descent("train_loss_raw")}
+    story = watch_only(tell, **rules_of(detectors, ("high", severity)))
+    calm = [2.0 + fall * max(0, 200 - i) + 0.02 * (i % 3) for i in range(300)]
+    story.rows(*map(row, calm), *[row(8.0 + 0.02 * (i % 3)) for i in range(400)])
+
+    (notice,) = (m for m in messages(story) if m["form"] == "Diagnosed")
+    assert notice["title"] == "inc-1: diagnosis: undecided"
+    assert notice["severity"] == message
 
 
 def test_question_four_knows_what_happened(tell):

@@ -495,12 +495,13 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         then = advice.advise_after_verdict(ctx.policy, state, incident, verdict)
         if pending is not None:
             then = advice.advise_on_request(state, incident, pending, verdict)
-        is_good_news = not incident.escalation.runs and spike_classifier.is_loss_normal_again(
-            verdict
-        )
+        is_no_news = verdict.kind == SpikeClass.UNDECIDED and verdict.no_objective
+        is_no_news &= incident.severity == "SEV2"
+        is_quiet = not incident.escalation.runs
+        is_quiet &= is_no_news or spike_classifier.is_loss_normal_again(verdict)
         monitor = state.monitors.get(incident.case.rank)
         diagnosed = notices.Diagnosed(
-            severity="INFO" if is_good_news and pending is None else incident.severity,
+            severity="INFO" if is_quiet and pending is None else incident.severity,
             incident=incident.id,
             spike=verdict.kind,
             summary=diagnosis.verdict_summary(verdict),
