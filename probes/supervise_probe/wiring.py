@@ -472,6 +472,7 @@ class RankParts:
 
     def close(self) -> None:
         """Drop all savepoints and write what a later launch needs; the process ends."""
+        self.commands.close()
         try:
             self.rollbacks.close()
         finally:

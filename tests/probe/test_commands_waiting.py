@@ -107,6 +107,17 @@ def test_a_promise_binds_until_its_fence_is_aborted(rank, decision):
     assert later.result.get("busy", False) is not later.ok
 
 
+def test_a_rank_that_begins_another_training_aborts_the_fence_that_it_promised(rank):
+    """Nobody of the new one knows of it: the others would do it alone."""
+    order_fence(rank, "f", ahead=4)
+    make_step(rank)
+
+    rank.commands.close()
+
+    verdict = fences.read_verdict(fences.verdict_path(rank.folder, "f"))
+    assert verdict.decision == fences.ABORT and "left its training before step 4" in verdict.why
+
+
 def test_a_rank_whose_commands_are_off_says_so(rank):
     """Else its silence is taken for that of a rank that hangs, and has no reason."""
     rank.guard.switch_off(rank.guard.part("commands"), "cost 9.00 ms a step, 1.00 ms are allowed")

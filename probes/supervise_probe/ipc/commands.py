@@ -324,6 +324,15 @@ class Commands:
         verdict = fences.read_verdict(fences.verdict_path(self._shm, promised.id))
         return verdict is not None and verdict.decision == fences.ABORT
 
+    def close(self) -> None:
+        """Promise nothing any more: another training, or the end, takes the place of this one."""
+        fence, self._fence = self._fence, None
+        if fence is not None:
+            reason = f"rank {self._position.rank} left its training before step {fence.step}"
+            path = fences.verdict_path(self._shm, fence.id)
+            decide = fences.decide_fence
+            self._guard.run(self._part, decide, path, fences.ABORT, reason, fence.step)
+
     def do_outcome(self, args: dict[str, Any]) -> dict[str, Any]:
         """Answer once more to the command of a fence, for a supervisor that came later."""
         return {"known": self._mailbox.resend_answer(str(args["key"]))}
