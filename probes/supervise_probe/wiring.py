@@ -22,7 +22,7 @@ from .collectors.job_wiring import JobWiringCollector
 from .collectors.limits import ClippingCollector, LimitsCollector
 from .collectors.loss import DiscardsCollector, LossCollector, LossScaleCollector
 from .collectors.noise import NoiseCollector, SketchCollector
-from .collectors.phase import RatesCollector, SchedulePhaseCollector
+from .collectors.phase import PhaseCollector, RatesCollector
 from .collectors.progress import CountersCollector, FrameworkCollector, TokensCollector
 from .collectors.quarantine import QuarantineCollector
 from .collectors.timing_and_mfu import FlopsCollector, TimingCollector
@@ -152,7 +152,7 @@ def make_parts(
             context, sources.optimizers, sources.times, wired.gradient, wired.groups, sketches
         ),
         "optimizer_state": OptimizerStateCollector(context, wired.groups),
-        "phase": SchedulePhaseCollector(context, sources.optimizers, sources.rate, wired.framework),
+        "phase": PhaseCollector(context, sources.optimizers, sources.rate, wired.framework),
         "rates": RatesCollector(context, sources.rate),
         "sketch": sketches,
         "timing": TimingCollector(context, sources.times),

@@ -104,7 +104,7 @@ def _nothing() -> None:
     """Stands for a reference to no scheduler."""
 
 
-class SchedulePhaseCollector(Collector):
+class PhaseCollector(Collector):
     """Phase of a run in its learning-rate schedule, inferred from the rates so far.
 
     Keeps six numbers: the phase and where it began, the rate, its level, two counts.
