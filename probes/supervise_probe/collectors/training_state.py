@@ -12,6 +12,8 @@ looked at by turns, BUDGET values a sample; where something was found, the same 
 again the next time. Gradients far larger than their own second moment come a step before a loss
 spike, and are known before the update. Embeddings are left out, since rows of rare tokens have next
 to no history, and so are gains and biases.
+
+A running mean that is not finite ruins evaluations for good, though no training step shows it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional
 
 from ..torch_state.structure import replicated_parameters
 from . import Collector, MetricSpec
+from .loss import NEW
 
 if TYPE_CHECKING:
     from ..context import ProbeContext
@@ -352,3 +355,51 @@ def _state_of(update: Update, param: Any) -> Iterator[tuple[str, Any]]:
             continue
         if value.numel() > 1 and value.is_contiguous():
             yield key, value.detach()
+
+
+RUNNING_STATS_METRICS = (
+    MetricSpec(
+        "running_stats_broken",
+        "1",
+        "Normalization layers of trained models whose running mean or variance is not finite; "
+        "looked at in the step behind a loss or gradient that is not; else absent.",
+        "torch.nn.BatchNorm1d.running_mean",
+        "behind such a step one pass over the running statistics",
+    ),
+)
+
+
+class RunningStatsCollector(Collector):
+    """Running statistics of normalization layers that a batch made NaN.
+
+    A batch with one such value makes them so for good, also where its update was skipped. Training
+    goes by the statistics of the batch and shows nothing; every evaluation is NaN from then on.
+    """
+
+    METRICS = RUNNING_STATS_METRICS
+
+    def __init__(self, context: ProbeContext) -> None:
+        super().__init__(context)
+        self._registry = context.registry
+        self._is_due = False
+
+    def collect(self, step: Step, values: dict[str, Number]) -> None:
+        norm = self.torch.nn.modules.batchnorm._NormBase
+        if not self._is_due:
+            return
+        modules = (module for root in self._registry.roots() for module in root.modules())
+        layers = [m for m in modules if isinstance(m, norm) and m.running_mean is not None]
+        if layers:
+            broken = [self._is_broken(layer) for layer in layers]
+            total = sum(each.to(broken[0].device) for each in broken)
+            values["running_stats_broken"] = self.scalars.value(total)
+
+    def add_derived_values(self, values: dict[str, float]) -> None:
+        numbers = (values.get("train_loss_raw", 0.0), values.get("grad_global_norm", 0.0))
+        is_wrong = bool(values.get(NEW)) or any(n - n != 0.0 for n in numbers)
+        self._is_due = is_wrong or values.get("running_stats_broken", 0.0) > 0.0
+
+    def _is_broken(self, layer: Any) -> Any:
+        """Return 1 or 0 where the layer is."""
+        finite = [self.torch.isfinite(v).all() for v in (layer.running_mean, layer.running_var)]
+        return (~(finite[0] & finite[1])).float()

@@ -274,7 +274,8 @@ def _report(
     text: str,
 ) -> None:
     """Notify people of a rule of the open incident."""
-    skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or incident.case.excursion.skipped
+    skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or bool(incident.case.excursion.skipped)
+    skipped = skipped and rule_scope.STATISTICS not in rule_scope.rule_metrics(ctx.policy, rule)
     now: Lead | None = Lead.SKIPPED if skipped else advice.automatic_action_lead(ctx.policy, rule)
     if incident.run is not None:
         now = Lead.UNDER_WAY

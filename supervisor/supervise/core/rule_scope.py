@@ -177,6 +177,16 @@ def input_rules(policy: Policy, incident: Incident) -> list[Rule]:
     return [rule for rule in _rules(policy, incident) if rule_family(policy, rule) == DATA]
 
 
+STATISTICS = "running_stats_broken"
+
+
+def are_running_stats_broken(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether a rule about running statistics that are not finite fires."""
+    firing = set(state.firing(policy)) & {*incident.rules}
+    rules = (rule for rule in policy.rules if rule.id in firing)
+    return any(STATISTICS in rule_metrics(policy, rule) for rule in rules)
+
+
 def is_fed_wrongly(policy: Policy, state: State, incident: Incident) -> bool:
     """Return whether a rule about what the model is given fires."""
     firing = set(state.firing(policy))

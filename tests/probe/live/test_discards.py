@@ -203,3 +203,39 @@ def test_a_job_that_discards_everything_says_so(probed, name, late):
     assert job.err == "" and len(job.frames) == 4 and told.step == 4
     assert told.message.startswith("no optimizer step for 0 s: the newest 3")
     assert told.message.endswith("were not finite, and the job discarded them")
+
+
+NORMED = MODEL.replace("nn.Tanh()", "nn.BatchNorm1d(16)")
+IN_BATCH = """
+for step in range(8):
+    x, y = batch()
+    if step == 3:
+        x[0, 0] = float("nan")
+    if step == 6 and "running_mean" in dir(model[1]):
+        nn.BatchNorm1d.reset_running_stats(model[1])
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    if OWN and not torch.isfinite(loss):
+        continue
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "model", "counts"),
+    [
+        (False, NORMED, [*[None] * 4, 1.0, 1.0, 0.0, None]),  # the safeguard skips it
+        (True, NORMED, [*[None] * 4, 1.0, 0.0, None]),
+        (False, NORMED.replace("(16)", "(16, track_running_stats=False)"), []),
+        (False, MODEL, []),
+    ],
+)
+def test_running_statistics_that_a_batch_made_nan_are_counted_until_they_are_whole(
+    probed, own, model, counts
+):
+    """No training step shows them: each goes by the statistics of its batch."""
+    job = probed.run(model + IN_BATCH.replace("OWN", str(own)), safeguards=ORDER)
+
+    assert job.err == ""
+    assert [frame.get("running_stats_broken") for frame in job.frames] == (counts or [None] * 8)
