@@ -106,6 +106,12 @@ OF, F = SpikeClass, Fact
         (OF.DATA, [F.INPUT, F.BACK], "look at the batch of step 150: it may come again"),
         (OF.DATA, [F.INPUT], "replay the batches from step 150 on a copy"),
         (OF.UNDECIDED, [F.INPUT], "look at the batch of step 150"),
+        # Whatever else: the batch was skipped, or the loss is back.
+        (OF.CONTAINED, [F.STATISTICS], "each evaluation is NaN, and so is what was saved since; "),
+        (OF.RECOVERABLE, [F.STATISTICS, F.BACK, F.DRILL], "to go back: " + BACK),
+        # Weights that were tested need no other test, and no rollback.
+        (OF.UNDECIDED, [F.SOUND], "find what changed at step 150, the data or how the loss is"),
+        (OF.DATA, [F.SOUND], "find what changed at step 150, the data or how the loss is"),
         (OF.NUMERIC, [F.INPUT], "look at the batch of step 150; to go back: "),
         (OF.NUMERIC, [F.INPUT, F.BACK, F.UNDONE], "look at the batch of step 150: it may come"),
         # The kind of the model.
@@ -210,6 +216,22 @@ def test_every_case_has_advice_and_attention_is_named_only_where_it_moved(kind):
 )
 def test_a_job_that_reports_a_reward_is_told_by_a_word_of_a_name(metric, is_reward):
     assert has_reward(["grad_global_norm", metric]) is is_reward
+
+
+def test_running_statistics_that_stay_broken_are_nothing_that_is_contained(tell):
+    """The update of the batch was skipped; nobody takes back what it did beside the weights."""
+    stats = above("running_stats_broken", 0.0)
+    names = (*NAMES, "update_skipped", "running_stats_broken")
+    story = tell(**one_rule(stats, "SEV1"), names=names, mode="observe", healthy=40)
+    row = {"train_loss_raw": 2.0, "grad_global_norm": 1.0, "update_skipped": 0.0}
+    bad = {"train_loss_raw": NAN, "grad_global_norm": NAN, "update_skipped": 1.0}
+    story.rows(bad, *[row | {"running_stats_broken": 3.0}] * 90)
+    story.exit(0)
+    opened, *_, closed = [m for m in messages(story) if m["severity"] == "SEV1"]
+
+    assert "no weight changed" not in str(opened)
+    assert "running statistics are not finite since step" in closed["next"]
+    assert "nothing to do" not in closed["next"]
 
 
 # ── of what waits, and of what is still wrong at the end ──────────────────────────────────────────

@@ -282,6 +282,17 @@ def test_an_evaluation_that_falls_more_slowly_than_its_trend_is_told_by_its_valu
     assert second.text.endswith(f": {lower:.3g}, {before[-1][1]:.3g} before")
 
 
+def test_a_steep_course_that_ends_in_a_rise_is_no_proof_that_an_evaluation_stayed():
+    """What it varied by before would hide as much; a logging artefact is not made of it."""
+    before = [(step, 40.0 / (1 + step / 20)) for step in range(0, ONSET, ONSET // 9)]
+    late = [(PLATEAU.after[-1][0] + n, 1.5 * before[-1][1]) for n in range(4)]
+    verdict = classify_spike(replace(PLATEAU, probes={"val_loss": [*before, *late]}))
+    second = verdict.questions.eval_shifted
+
+    assert 0.0 < second.shift < second.limit
+    assert (second.answer, verdict.kind) == ("unknown", SpikeClass.UNDECIDED)
+
+
 @pytest.mark.parametrize(
     ("before", "now", "answer"), [(1.0, 4.0, "yes"), (1.0, 4.1, "no"), (0.0, 2.0, "yes")]
 )
@@ -309,6 +320,7 @@ def test_a_series_is_three_in_two_thousand_or_four_ever_closer(onsets, series):
 
 ODD = ContextEvent(ONSET, "data", "batch_token_entropy 5.4, 3.3 before")
 QUIET = replace(SPIKE, after=after((100, 0.0)), peak=2.0, about_loss=False)
+TESTED = ContextEvent(ONSET, "weights", "the weights show no damage")
 FEWER = ContextEvent(ONSET, "batch", "tokens_per_update 64, 512 before")
 SAME = {"val_loss": probes(0.0)}
 SERIES = "3 excursions within 900 steps"
@@ -319,6 +331,7 @@ SERIES = "3 excursions within 900 steps"
     [
         (PLATEAU, SpikeClass.PLATEAU, ""),
         (replace(PLATEAU, happened=[ODD]), SpikeClass.DATA, "batch_token_entropy 5.4"),
+        (replace(PLATEAU, happened=[TESTED]), SpikeClass.DATA, "the weights show no damage"),
         (replace(PLATEAU, norms=WILD), SpikeClass.STRUCTURAL, ""),
         (replace(PLATEAU, probes=SAME), SpikeClass.ARTEFACT, ""),
         # The batch, then the norms, whatever an evaluation says, or if there is none.

@@ -28,6 +28,7 @@ from .model.payload import Outcome, Payload, RollbackArgs, WeightsArgs
 from .model.policy import Policy, Runbook
 from .rank_monitor import RankMonitor
 from .run_state import Happened, State, StepContext
+from .spike_classifier import GOOD_WEIGHTS
 from .trends import DataLevel, InputChange, LossCourse, TaskAlternation
 
 
@@ -409,6 +410,17 @@ def _is_forgotten(
 
 def new_evidence_against_weights(state: State, incident: Incident, old: WithdrawnRunbook) -> str:
     """Return what speaks against the weights since they were found good, "" for nothing."""
+    evidence = _harm_since(state, incident, old)
+    if evidence is not None:
+        return evidence
+    if old.data_event or explain_learned_data(state, incident):
+        return ""
+    course = loss_course_since(state, incident, old.step)
+    return "" if course is None else reasons.LossStays(newer=course.newer, step=old.step).text
+
+
+def _harm_since(state: State, incident: Incident, old: WithdrawnRunbook) -> str | None:
+    """Return what went wrong since the weights were found good, None: the loss stays as it was."""
     change = input_change_since_onset(state, incident)
     if change is not None and change.degenerate:
         # The same batches would go on damaging what was taken back.
@@ -426,14 +438,12 @@ def new_evidence_against_weights(state: State, incident: Incident, old: Withdraw
         return ""
     if course.change > 0.0:
         return reasons.LossRisesAgain(older=course.older, newer=course.newer).text
-    if old.data_event or explain_learned_data(state, incident):
-        return ""
-    return reasons.LossStays(newer=course.newer, step=old.step).text
+    return None
 
 
 VERB = "check_weights"
 SOONER = 4  # times, where nobody can say
-BATCH, WEIGHTS_GOOD = "data", "weights"  # kinds of events, see `spike_classifier`
+BATCH = "data"  # a kind of events, see `spike_classifier`
 
 
 def _step_up(monitor: RankMonitor, since: int) -> int:
@@ -493,16 +503,15 @@ def explain_good_weights(
     old, action, args = incident.deferred.weights_check, run.intent.action, run.intent.args
     assert action is not None
     order, outcome = args.parse(WeightsArgs), result.read(Outcome)
-    event = order.data_event
+    event, change = order.data_event, input_change_since_onset(state, incident)
+    if not event and old is None and change is not None and not change.degenerate:
+        event = reasons.DataChanged(step=incident.breach_step, change=change.text).text
     if reason := action.objection(args, result):
         return f"{reason}; {event}" if event else reason
     if incident.severity == "SEV0":  # nothing else speaks for weights that give no finite loss
         return ""
-    change = input_change_since_onset(state, incident)
     if event:
         return event
-    if old is None and change is not None and not change.degenerate:
-        return reasons.DataChanged(step=incident.breach_step, change=change.text).text
     if old is not None and not new_evidence_against_weights(state, incident, old):
         return reasons.NothingNew(step=old.step).text
     loss = outcome.loss
@@ -580,7 +589,7 @@ def reduce_to_evidence(
     is_same = old is not None and (event == old.data_event or (is_changed and old.changed))
     run.terms.repeated = is_same
     if (is_known and not is_open) or event:
-        kind = BATCH if is_changed else WEIGHTS_GOOD
+        kind = BATCH if is_changed else GOOD_WEIGHTS
         state.context.happened.append(Happened(incident.breach_step, state.attempt, kind, reason))
 
 
@@ -630,8 +639,11 @@ def is_affordable(policy: Policy, state: State, incident: Incident, book: Runboo
 
 
 def are_weights_sound(state: State, incident: Incident) -> bool:
-    """Return whether the weights were tested and good, and nothing new speaks against them."""
+    """Return whether the weights were tested and good, and nothing went wrong with them since.
+
+    That the loss stays where it was then is no news: it was that high with these weights.
+    """
     check = incident.deferred.weights_check
-    if check is None or not check.good or incident.case.rolled_back:
+    if check is None or not check.good or incident.case.rolled_back or incident.is_held:
         return False
-    return not new_evidence_against_weights(state, incident, check)
+    return not _harm_since(state, incident, check)

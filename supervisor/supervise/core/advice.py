@@ -47,6 +47,8 @@ class Fact(StrEnum):
     REWARD = "the job reports a reward, as in reinforcement learning"
     RECURRING = "it comes again and again"
     BACK = "the loss is back in its normal range"
+    SOUND = "the weights were tested, and are good"
+    STATISTICS = "running statistics of normalization layers are not finite"
     UNDONE = "the weights of before were restored"
     HELD = "the learning rate was capped"
     CAME_BACK = "NaN or Inf came again after the weights of before were restored"
@@ -97,6 +99,10 @@ LOOK_AT_BATCH = "look at the batch of step {onset}"
 COMPARE_TOKENS = "compare the tokens per update with what was meant"
 GIVEN = "look at what the model is given from step {onset} on"
 NOT_MEANT = "if that was not meant"
+OTHER_LOSS = (
+    "the weights are good: find what changed at step {onset}, the data or how the loss is computed",
+    "if it was meant: nothing to do",
+)
 CHECK = "check precision, kernels and what was changed last"
 EARLIER = "go back 100 steps or more before step {onset}"
 NO_ROLLBACK = "no rollback is needed: {skipped} changed no weight"
@@ -122,6 +128,13 @@ REWIRE = Step("mend how the job is put together: {wiring}", JOB_WIRING)
 LASTING = (_OF.NUMERIC, _OF.SCHEDULE, _OF.CUT, _OF.DATA, _OF.PLATEAU, _OF.STRUCTURAL, _OF.UNDECIDED)
 # Their first line that fits counts; {rate} is such as "learning rate 1e-3 to 3e-2 (step 150)".
 LINES: Sequence[Line] = (
+    _line(
+        None,
+        "running statistics are not finite since step {onset}: each evaluation is NaN, and so is "
+        "what was saved since",
+        GO_BACK,
+        _F.STATISTICS,
+    ),
     _line(None, DRILLED, _F.DRILL, _F.BACK, lead=Lead.NOTHING),
     *(_line(kind, DRILLED, GO_BACK, _F.DRILL) for kind in LASTING),
     _line(None, DRILLED, _F.DRILL, lead=Lead.NOTHING),
@@ -167,6 +180,7 @@ LINES: Sequence[Line] = (
     _line(_OF.CUT, COMPARE_TOKENS, _F.BACK),
     _line(_OF.CUT, COMPARE_TOKENS, GO_BACK),
     _line(_OF.DATA, COME_AGAIN, _F.BACK),
+    _line(_OF.DATA, *OTHER_LOSS, _F.SOUND),
     _line(
         _OF.DATA,
         "replay the batches from step {onset} on a copy, remove what reproduces it",
@@ -225,6 +239,7 @@ LINES: Sequence[Line] = (
         "data",
     ),
     _line(_OF.UNDECIDED, "{rate}: compare it with what was meant", _F.RATE),
+    _line(_OF.UNDECIDED, *OTHER_LOSS, _F.SOUND),
     _line(_OF.UNDECIDED, LOOK_AT_BATCH, _F.INPUT),
     _line(
         _OF.UNDECIDED,
@@ -300,6 +315,7 @@ def advise_after_verdict(
         verdict.kind in (SpikeClass.CONTAINED, SpikeClass.NO_EXCURSION)
         and Fact.NO_UPDATES not in facts
     )
+    is_over = is_over and Fact.STATISTICS not in facts
     leads_on = any(step.command not in ("", MEMORY_ERRORS) for step in advice.steps)
     numbers = () if leads_on else (Step("numbers", f"supervise why RUN {incident.id}"),)
     return Advice(quiet if is_over else None, advice.steps, numbers)
@@ -327,10 +343,13 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     monitor = state.monitors.get(case.rank)
     changed = action_planning.input_change_since_onset(state, incident) is not None
     rules = rule_scope.input_rules(policy, incident)
-    is_other, of_tokens = changed or bool(rules), {*TOKENS}
+    check = incident.deferred.weights_check
+    is_other = changed or bool(rules) or (check is not None and check.other_data)
+    of_tokens = {*TOKENS}
     # A batch that is larger for good becomes usual; only of tokens it is known what they are since.
     passed = all(rule_scope.rule_metrics(policy, rule) <= of_tokens for rule in rules)
     passed = passed and not changed and not rule_scope.is_fed_wrongly(policy, state, incident)
+    passed = passed and not (check is not None and check.other_data)
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
@@ -349,6 +368,8 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.REWARD, monitor is not None and diagnosis.has_reward(monitor.names)),
         (Fact.RECURRING, bool(verdict.recurring)),
         (Fact.BACK, is_loss_rejoined(verdict)),
+        (Fact.SOUND, action_planning.are_weights_sound(state, incident)),
+        (Fact.STATISTICS, rule_scope.are_running_stats_broken(policy, state, incident)),
         (Fact.UNDONE, case.rolled_back),
         (Fact.CAME_BACK, case.excursion.came_back),
         (Fact.HELD, bool(incident.recovery.rate_limits)),
@@ -535,8 +556,13 @@ def advise_after_withdrawal(policy: Policy, state: State, incident: Incident) ->
         onset = diagnosis.first_and_last_skip(state, incident, incident.case.excursion.skipped)[0]
         ways = _ways(policy, state, incident) | {"start": advise_restart(policy, state, onset)}
         return Advice(None, _filled(NO_UPDATES, {"onset": str(onset)}, ways))
+    change = action_planning.input_change_since_onset(state, incident)
     if not withdrawal.is_loss_out_of_band(state, incident):
-        return Advice(Lead.NOTHING, sentences(withdrawal.describe_job_status(policy, state)))
+        status = withdrawal.describe_job_status(policy, state)
+        if change is None or rule_scope.input_rules(policy, incident):
+            return Advice(Lead.NOTHING, sentences(status))
+        ask = f"ask whether the data was meant to change at step {onset}"  # nobody was told of it
+        return Advice(Lead.LATER, sentences(ask, status))
     old = incident.deferred.weights_check
     again = "" if old is None else _decided_again(old.retry_frame, state)
     if again and rule_scope.is_fed_wrongly(policy, state, incident):
@@ -546,7 +572,6 @@ def advise_after_withdrawal(policy: Policy, state: State, incident: Incident) ->
         mend = Step(f"mend what the model is given from step {onset} on")
         start = introduce("then", advise_restart(policy, state, onset), " ")
         return Advice(None, (stop, mend, *start))
-    change = action_planning.input_change_since_onset(state, incident)
     newest = withdrawal.newest_losses(state, incident)
     first, last = newest[0][0], newest[-1][0]
     text = f"most losses of steps {first} to {last} are above their normal range"
@@ -659,29 +684,6 @@ def advise_closer_look(policy: Policy, state: State, rule: Rule) -> AdviceSteps:
     return (Step(f"{newest.path}: {newest.damage}"), Step(last, LIST_CHECKPOINTS))
 
 
-MEMORY, GROWTH, DAY_S = "host_mem_used", "host_mem_growth", 86_400.0
-
-
-def describe_time_to_full_memory(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
-    """Return when the host's memory is full as it grows now, "" where that is not within a day.
-
-    By the frames that are kept, and only for a rule about its growth: a step is no rate.
-    """
-    names, frames = monitor.history.names, monitor.history.frames
-    if MEMORY not in names or GROWTH not in rule_scope.rule_metrics(policy, rule):
-        return ""
-    column = names.index(MEMORY)
-    rows = ((f.at_ns, f.values[column]) for f in frames if column < len(f.values))
-    points = [(at_ns, share) for at_ns, share in rows if share is not None]
-    if len(points) < 2 or points[-1][1] <= points[0][1]:
-        return ""
-    (begin, before), (end, now) = points[0], points[-1]
-    left_s = (100.0 - now) / (now - before) * (end - begin) / 1e9
-    if left_s > DAY_S:
-        return ""
-    return f"at this rate the memory of the machine is full in about {format_age(left_s)}"
-
-
 def show_runbook(name: str) -> AdviceSteps:
     """Return the command that prints a runbook; () for none."""
     if not name:
@@ -782,9 +784,8 @@ def advise_without_action(policy: Policy, monitor: RankMonitor, rule: Rule) -> A
     if (times := diagnosis.waiting_slowdown_factor(policy, monitor, rule)) > SLOWER:
         slower = f"the run is about {times:.2g} times slower while it waits"
         return sentences(slower, "use more workers or prefetch at the next restart")
-    return sentences(
-        describe_time_to_full_memory(policy, monitor, rule) or "it can wait until tomorrow"
-    )
+    when = diagnosis.describe_time_to_full_memory(policy, monitor, rule)
+    return sentences(when or "it can wait until tomorrow")
 
 
 NEXT_SESSION = sentences("the next session is monitored from scratch")

@@ -135,6 +135,7 @@ def start_loss_case(
         state.phase.settled,
         warms_up=state.phase.name == EARLY,
     )
+    case.excursion.largest_update = dict(history.series(UPDATE)).get(onset - 1)
     for frame in history.frames:
         if frame.step >= onset:
             _observe(case, monitor, frame.values, frame.step)
@@ -493,6 +494,9 @@ def _observe(
     ]
     was_skipped = values_by_metric.get(SKIPPED) == 1.0 and UPDATE not in wrong
     excursion.lasting = bool(wrong) and not was_skipped
+    moved, largest = values_by_metric.get(UPDATE), excursion.largest_update
+    if moved is not None and not case.rolled_back:
+        excursion.largest_update = moved if largest is None else max(moved, largest)
     if loss is not None:  # a finite one shows that the weights are
         excursion.bad_losses = excursion.bad_losses + 1 if LOSS in wrong else 0
     if wrong and was_skipped:
@@ -749,3 +753,26 @@ def waiting_slowdown_factor(policy: Policy, monitor: RankMonitor, rule: Rule) ->
     if share is None or before is None or not before < share < 100.0:
         return 1.0
     return (100.0 - before) / (100.0 - share)
+
+
+MEMORY, GROWTH, DAY_S = "host_mem_used", "host_mem_growth", 86_400.0
+
+
+def describe_time_to_full_memory(policy: Policy, monitor: RankMonitor, rule: Rule) -> str:
+    """Return when the host's memory is full as it grows now, "" where that is not within a day.
+
+    By the frames that are kept, and only for a rule about its growth: a step is no rate.
+    """
+    names, frames = monitor.history.names, monitor.history.frames
+    if MEMORY not in names or GROWTH not in rule_scope.rule_metrics(policy, rule):
+        return ""
+    column = names.index(MEMORY)
+    rows = ((f.at_ns, f.values[column]) for f in frames if column < len(f.values))
+    points = [(at_ns, share) for at_ns, share in rows if share is not None]
+    if len(points) < 2 or points[-1][1] <= points[0][1]:
+        return ""
+    (begin, before), (end, now) = points[0], points[-1]
+    left_s = (100.0 - now) / (now - before) * (end - begin) / 1e9
+    if left_s > DAY_S:
+        return ""
+    return f"at this rate the memory of the machine is full in about {formats.format_age(left_s)}"

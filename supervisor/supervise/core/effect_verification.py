@@ -174,6 +174,7 @@ def _notify_skip(ctx: StepContext, step: int, epoch: float, expected: float) -> 
 STARTING_S = 3600.0  # for a job that is started again: it loads its data and weights, and compiles
 # A loss that is to come back is back by then, on the way of a re-warm, too: project defaults.
 SOON, CLEARLY = 40, 20  # frames behind a rollback, and the newest of them that are looked at
+ALIKE = 1.5  # times the largest update of the onset, either way; project default
 FIRST_UPDATE = 10.0  # times the median; of 23 015 healthy rows of 17 programs the largest is 6.0
 OTHER_BATCH = 2.0  # times as far from the trend a first loss may be then; project default
 
@@ -353,6 +354,9 @@ def _missing_effect(ctx: StepContext, incident: Incident, frame: Frame) -> Cause
         zeroed = verb == "rollback" and effect.args.read(RollbackArgs).moments
         if verb == "rollback" and usual and moved and not zeroed:
             if moved > FIRST_UPDATE * usual:
+                largest = incident.case.excursion.largest_update
+                if largest is not None and largest / ALIKE <= moved <= ALIKE * largest:
+                    return reasons.OnsetAgain(ratio=moved / usual, step=incident.breach_step)
                 return reasons.RollbackUndone(ratio=moved / usual)
             text = f"the first update is {moved / usual:.3g} times the usual one"
             ctx.record(WeightsRestored(reason=f"restored weights: {text}"))

@@ -204,6 +204,7 @@ class Excursion:
         bad_losses: how many of the newest losses in a row are not finite, skipped or not.
         came_back: it was not finite again in the attempt after a rollback.
         unseen: steps of it that have no frame.
+        largest_update: from the step before the onset on, before any rollback.
     """
 
     peak: float | None = None
@@ -214,6 +215,7 @@ class Excursion:
     bad_losses: int = 0
     came_back: bool = False
     unseen: int = 0
+    largest_update: float | None = None
 
     @property
     def is_nonfinite(self) -> bool:

@@ -170,6 +170,17 @@ class RollbackUndone(Clause, frozen=True, kw_only=True):
     ratio: float
 
 
+class OnsetAgain(RollbackUndone, frozen=True, kw_only=True):
+    """The updates of the onset were as large. `step`: its first one."""
+
+    TEXT = (
+        "the rollback did not hold: the first update was {ratio:.3g} times the usual one, as large "
+        "as those from step {step} on: what changed there is still so, or other weights were "
+        "written back"
+    )
+    step: int
+
+
 class RuleInBreach(Clause, frozen=True, kw_only=True):
     TEXT = "{rule} {breach} at step {step} on rank {rank}"
     rule: str

@@ -62,7 +62,7 @@ from .model.decisions import (
     VerificationStarted,
 )
 from .model.events import Finished
-from .model.interfaces import Advice, AdviceSteps, Lead, sentences
+from .model.interfaces import Advice, AdviceSteps, Lead, Severity, sentences
 from .model.payload import NOTHING, Outcome, Payload, WeightsArgs
 from .model.policy import HOLD, Policy, Runbook, first_relaunch, level_of, next_level
 from .notices import Cause
@@ -655,6 +655,10 @@ def _after_failure(ctx: StepContext, incident: Incident, run: RunbookExecution) 
         start_runbook(ctx, incident, fallback, level_of(ctx.policy.ladder, fallback, -1), reason)
 
 
+# Of a runbook that is not needed: at most a question is left.
+CALLED_OFF: dict[Lead | None, Severity] = {Lead.NOTHING: "INFO", Lead.LATER: "SEV2"}
+
+
 def _stop_acting(
     ctx: StepContext, incident: Incident, run: RunbookExecution, reason: Cause
 ) -> None:
@@ -666,7 +670,7 @@ def _stop_acting(
     if not run.terms.repeated:
         then = advice.advise_after_withdrawal(ctx.policy, ctx.state, incident)
         withdrawn = notices.ActionWithdrawn(
-            severity="INFO" if then.lead == Lead.NOTHING else incident.severity,
+            severity=CALLED_OFF.get(then.lead, incident.severity),
             incident=incident.id,
             runbook=run.runbook.name,
             cause=str(reason),

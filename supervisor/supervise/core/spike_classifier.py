@@ -34,6 +34,7 @@ from .model.verdicts import (
 from .trends import Band, median, robust_spread, theil_sen_slope
 
 OWN_RATE = "schedule"  # the kind of a jump of the learning rate that the job itself asked for
+GOOD_WEIGHTS = "weights"  # of a test of the weights that spoke for other data
 WIRING = "wiring"  # of a fault of how the job is put together
 
 
@@ -75,6 +76,10 @@ SENTENCES: Mapping[SpikeClass, str] = {  # a class in a message
     SpikeClass.CUT: "an update has had another number of tokens since just before",
     SpikeClass.UNDECIDED: "the cause is not known",
     SpikeClass.NO_EXCURSION: "the loss was normal throughout",
+}
+NOT_BACK = {  # where other data, or a test of the weights, explain it
+    SpikeClass.DATA: "the loss stays higher than before",
+    SpikeClass.UNDECIDED: "the loss is not back so far",
 }
 OF_SUMS = {
     SpikeClass.RECOVERABLE: "the loss of as many tokens is back to normal",
@@ -153,9 +158,13 @@ def verdict_clause(verdict: Verdict) -> str:
         text = OF_SUMS.get(verdict.kind, text)
     step = verdict.questions.rejoined.step
     causes = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT: "batch"}
-    for event in verdict.questions.else_happened.events:
+    events = verdict.questions.else_happened.events
+    for event in events:
         if event.kind == causes.get(verdict.kind):
             return f"{text}: {event.text} (step {event.step})"
+    of_data = next((event.text for event in events if event.kind in ("data", GOOD_WEIGHTS)), "")
+    if of_data and verdict.kind in NOT_BACK and verdict.questions.rejoined.answer == NO:
+        return f"{NOT_BACK[verdict.kind]}: {of_data}"
     if verdict.kind == SpikeClass.UNDECIDED and (faults := wiring_faults(verdict)):
         return f"{text}; the wiring of the job may be it: {'; '.join(e.text for e in faults)}"
     if verdict.repaired:
@@ -243,7 +252,7 @@ def _known_cause(case: Evidence) -> SpikeClass | None:
 
 def _is_of_data(case: Evidence) -> bool:
     """Return whether the data was other, or must have been as the weights are good."""
-    return _happened(case, "data") or _happened(case, "weights")
+    return _happened(case, "data") or _happened(case, GOOD_WEIGHTS)
 
 
 def _happened(case: Evidence, kind: str) -> bool:
@@ -360,8 +369,11 @@ def answer_eval_shifted(case: Evidence) -> EvalShifted:
             f"{metric} {shift:+.3g} from its trend since step {later_points[0][0]} (at most "
             f"{limit:.3g} above it): {newest:.3g}, {earlier_points[-1][1]:.3g} before"
         )
+        # Within what a steep course leaves open, and yet above all before: no proof that it stayed.
+        highest = max(value for _, value in earlier_points[-4:])
+        may_have_risen = newest > highest + PROBE_SHARE * abs(level)
         return EvalShifted(
-            answer=YES if shift > limit else NO,
+            answer=YES if shift > limit else UNKNOWN if may_have_risen else NO,
             text=text,
             metric=metric,
             shift=shift,

@@ -130,6 +130,7 @@ METRICS = {
     "train_loss_ema": "smoothed loss",
     "grad_global_norm": "gradient norm",
     "learning_rate": "learning rate",
+    "running_stats_broken": "layers whose running statistics are not finite",
     "batch_top1_share": "share of the commonest token",
     "batch_token_entropy": "entropy of the batch",
     "batch_token_drift": "distance (KL) of the batch's tokens from those before",
@@ -324,8 +325,11 @@ def limit_value(measure: str, numbers: Reading) -> float | None:
     )
     if value is None or limit is None:
         return None
-    if clear is not None and (value - limit) * (value - clear) < 0:  # it lasts, by this one
+    is_low = measure == "z" and -value >= (limit if clear is None else clear)  # below its median
+    far = -value if is_low else value
+    if clear is not None and (far - limit) * (far - clear) < 0:  # it lasts, by this one
         limit = clear
+    limit = -limit if is_low else limit
     level = next((v for k in ("median", "reference") if (v := finite_number(numbers.get(k)))), None)
     scale = finite_number(numbers.get("scale"))
     if measure == "value":
@@ -335,7 +339,11 @@ def limit_value(measure: str, numbers: Reading) -> float | None:
     if measure != "z" or level is None or scale is None or numbers.get("transform") == "abs":
         return None
     is_log = numbers.get("transform") == "log"
-    return level * math.exp(min(limit * scale, 700.0)) if is_log else level + limit * scale
+    return (
+        level * math.exp(max(-700.0, min(limit * scale, 700.0)))
+        if is_log
+        else level + limit * scale
+    )
 
 
 def format_baseline(numbers: Reading) -> str:
