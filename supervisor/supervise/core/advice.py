@@ -343,13 +343,12 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     monitor = state.monitors.get(case.rank)
     changed = action_planning.input_change_since_onset(state, incident) is not None
     rules = rule_scope.input_rules(policy, incident)
-    check = incident.deferred.weights_check
-    is_other = changed or bool(rules) or (check is not None and check.other_data)
-    of_tokens = {*TOKENS}
+    check, of_tokens = incident.deferred.weights_check, {*TOKENS}
+    is_of_others = check is not None and check.other_data
     # A batch that is larger for good becomes usual; only of tokens it is known what they are since.
     passed = all(rule_scope.rule_metrics(policy, rule) <= of_tokens for rule in rules)
     passed = passed and not changed and not rule_scope.is_fed_wrongly(policy, state, incident)
-    passed = passed and not (check is not None and check.other_data)
+    passed, is_other = passed and not is_of_others, changed or bool(rules) or is_of_others
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
         (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
