@@ -500,6 +500,27 @@ def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_p
     assert len([m for m in messages(story) if "is called off" in m["title"]]) == 1
 
 
+def test_running_statistics_that_are_broken_are_not_called_good_by_the_probe_batch(tell):
+    """It goes by the statistics of the batch, and they come back with a savepoint alone."""
+    detectors = {"bad": Nonfinite(NAMES[:1]), "stats": above("running_stats_broken", 0.0)}
+    rules = (rule_on(detectors, "bad", "SEV0"), rule_on(detectors, "stats", "SEV1", "back"))
+    story = checked(
+        tell,
+        lambda key: {"loss": GOOD, "was": WAS},
+        None,
+        again=20,
+        detectors=detectors,
+        rules=rules,
+        names=(*NAMES, "update_skipped", "running_stats_broken"),
+    )
+    row = {"train_loss_raw": 2.0, "grad_global_norm": 1.0, "update_skipped": 0.0}
+    bad = {"train_loss_raw": NAN, "grad_global_norm": NAN, "update_skipped": 1.0}
+    story.rows(*[row] * 40, bad, bad, *[row | {"running_stats_broken": 3.0}] * 5)
+
+    assert "touch" in verbs(story) and "check_weights" not in verbs(story)
+    assert story.replayed() == story.recorded()
+
+
 @pytest.mark.parametrize(("later", "back"), [(3.9, False), (2.6, True)])
 def test_a_loss_that_falls_by_itself_is_waited_for_until_the_probe_batch_has_moved(
     tell, later, back

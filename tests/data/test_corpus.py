@@ -356,6 +356,7 @@ def make(path: Path) -> None:
         ("{}/a.jsonl", range(10), {*map(str, range(10))}),  # grades
         ("{:02d}/a.jsonl", range(3), {"00", "01", "02"}),
         ("{}/a.jsonl", range(2010, 2026), {*map(str, range(2010, 2026))}),
+        ("{}/a.jsonl", range(128), {*map(str, range(128))}),  # as many go on from 10
         ("{:03d}/a.jsonl", range(0, 400, 30), {f"{n:03d}" for n in range(0, 400, 30)}),  # sites
     ],
 )

@@ -118,6 +118,20 @@ def test_a_rank_that_begins_another_training_aborts_the_fence_that_it_promised(r
     assert verdict.decision == fences.ABORT and "left its training before step 4" in verdict.why
 
 
+def test_a_rank_that_leaves_a_fence_that_was_decided_says_that_it_did_not_act(rank):
+    """Whatever the guard thinks of its price: the others act."""
+    order_fence(rank, "f", ahead=4)
+    make_step(rank)
+    fences.decide_fence(fences.verdict_path(rank.folder, "f"), fences.COMMIT, "", 4)
+    rank.guard.part("commands").on = False
+
+    rank.commands.close()
+
+    rank.segment.poll()
+    answer = rank.segment.acks()[-1]
+    assert not answer.ok and "left its training before step 4" in answer.error
+
+
 def test_a_rank_whose_commands_are_off_says_so(rank):
     """Else its silence is taken for that of a rank that hangs, and has no reason."""
     rank.guard.switch_off(rank.guard.part("commands"), "cost 9.00 ms a step, 1.00 ms are allowed")

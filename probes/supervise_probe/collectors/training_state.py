@@ -18,7 +18,7 @@ A running mean that is not finite ruins evaluations for good, though no training
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional
 
 from ..torch_state.structure import replicated_parameters
 from . import Collector, MetricSpec
@@ -369,6 +369,10 @@ RUNNING_STATS_METRICS = (
 )
 
 
+EVERY_BROKEN = 16  # steps; project default
+REPEATED = "running_stats_repeated"  # of a frame on its way: its count is that of an earlier step
+
+
 class RunningStatsCollector(Collector):
     """Running statistics of normalization layers that a batch made NaN.
 
@@ -382,22 +386,42 @@ class RunningStatsCollector(Collector):
         super().__init__(context)
         self._registry = context.registry
         self._is_due = False
+        self._broken = 0.0  # layers, when they were counted last
+        self._every = 1  # steps between counts of layers that are broken
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
         norm = self.torch.nn.modules.batchnorm._NormBase
         if not self._is_due:
             return
+        if self._broken and step.number % self._every:
+            values["running_stats_broken"], values[REPEATED] = self._broken, 1.0
+            return
         modules = (module for root in self._registry.roots() for module in root.modules())
         layers = [m for m in modules if isinstance(m, norm) and m.running_mean is not None]
-        if layers:
-            broken = [self._is_broken(layer) for layer in layers]
-            total = sum(each.to(broken[0].device) for each in broken)
-            values["running_stats_broken"] = self.scalars.value(total)
+        if not layers:
+            self._is_due = False
+            return
+        broken = [self._is_broken(layer) for layer in layers]
+        total = sum(each.to(broken[0].device) for each in broken)
+        values["running_stats_broken"] = self.scalars.value(total)
 
     def add_derived_values(self, values: dict[str, float]) -> None:
         numbers = (values.get("train_loss_raw", 0.0), values.get("grad_global_norm", 0.0))
         is_wrong = bool(values.get(NEW)) or any(n - n != 0.0 for n in numbers)
-        self._is_due = is_wrong or values.get("running_stats_broken", 0.0) > 0.0
+        is_repeated = values.pop(REPEATED, None)  # the next count may have been made already
+        if "running_stats_broken" in values and not is_repeated:
+            self._broken = values["running_stats_broken"]
+            self._is_due = is_wrong or self._broken > 0.0
+        elif is_wrong:  # of a device the count comes a step late: no answer is no end
+            self._is_due = True
+
+    def relax(self) -> bool:
+        """Count less often: switched off, it would look as if the layers were whole again."""
+        is_first, self._every = self._every == 1, EVERY_BROKEN
+        return is_first
+
+    def rewind(self, state: Mapping[str, float]) -> None:
+        self._broken = 0.0  # count at once: a savepoint has the statistics of then
 
     def _is_broken(self, layer: Any) -> Any:
         """Return 1 or 0 where the layer is."""

@@ -453,15 +453,22 @@ def _step_up(monitor: RankMonitor, since: int) -> int:
     return max(ups)[1] if ups else monitor.step
 
 
-def begins_with_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
+def begins_with_weights_check(
+    policy: Policy, state: State, incident: Incident, run: RunbookExecution
+) -> bool:
     """Return whether nothing is decided before it is asked."""
-    return run.runbook.verbs[:1] == (VERB,) and needs_weights_check(policy, incident, run)
+    return run.runbook.verbs[:1] == (VERB,) and needs_weights_check(policy, state, incident, run)
 
 
-def needs_weights_check(policy: Policy, incident: Incident, run: RunbookExecution) -> bool:
+def needs_weights_check(
+    policy: Policy, state: State, incident: Incident, run: RunbookExecution
+) -> bool:
     """Return whether the size of a loss is why the runbook runs, or only what was skipped is not
-    finite; nobody has ordered it, and the probe keeps a batch to ask."""
-    if not policy.job.probe_batch:
+    finite; nobody has ordered it, and the probe keeps a batch to ask.
+
+    Running statistics that are not finite are none of it: the batch goes by its own.
+    """
+    if not policy.job.probe_batch or rule_scope.are_running_stats_broken(policy, state, incident):
         return False
     if run.requested.operator or run.terms.approved is not None:
         return False

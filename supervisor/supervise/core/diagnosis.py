@@ -495,7 +495,7 @@ def _observe(
     was_skipped = values_by_metric.get(SKIPPED) == 1.0 and UPDATE not in wrong
     excursion.lasting = bool(wrong) and not was_skipped
     moved, largest = values_by_metric.get(UPDATE), excursion.largest_update
-    if moved is not None and not case.rolled_back:
+    if moved is not None and moved - moved == 0.0 and not case.rolled_back:
         excursion.largest_update = moved if largest is None else max(moved, largest)
     if loss is not None:  # a finite one shows that the weights are
         excursion.bad_losses = excursion.bad_losses + 1 if LOSS in wrong else 0

@@ -256,7 +256,9 @@ def start_runbook(
         terms.approved = None if approved is None else approved.plan
         if any(step.touches_job for step in book.steps):
             _enter_acting(ctx, incident, f"runbook {name}: {why}")
-            if not action_planning.begins_with_weights_check(policy, incident, incident.run):
+            if not action_planning.begins_with_weights_check(
+                policy, ctx.state, incident, incident.run
+            ):
                 _announce(ctx, incident, incident.run, why)
     proceed_runbook(ctx, incident)
 
@@ -457,7 +459,7 @@ def _is_left_out(
     """Return whether a step is passed over; of a job that has ended there is only evidence, and
     another start."""
     checks = verb == action_planning.VERB
-    if checks and not action_planning.needs_weights_check(ctx.policy, incident, run):
+    if checks and not action_planning.needs_weights_check(ctx.policy, ctx.state, incident, run):
         return True
     dead = ctx.state.job.returncode is not None and verb != "relaunch"
     context = action_planning.basic_context(ctx.state, incident, None, run.requested.operator)

@@ -136,8 +136,9 @@ def _source_folders(folders: set[str]) -> dict[str, str]:
             numbered.setdefault((above, len(name)), set()).add(path)
     shards = set[str]()
     for paths in numbered.values():
-        last = max(int(path.rpartition("/")[2]) for path in paths)
-        if len(paths) >= SHARD_FOLDERS and last <= 1.1 * len(paths):  # some may be empty
+        numbers = [int(path.rpartition("/")[2]) for path in paths]
+        goes_on = min(numbers) <= 1 and max(numbers) <= 1.1 * len(paths)  # some may be empty
+        if len(paths) >= SHARD_FOLDERS and goes_on:
             shards |= paths
     return {
         folder: next((name for path in paths if (name := _source_name(path, shards))), "")

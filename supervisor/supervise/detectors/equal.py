@@ -161,7 +161,11 @@ class EqualWatch(Debounced):
         """
         starts = [self.steps[0] - 1, *self.steps[1:]]
         strange = {*self.breaches} if len(self._recent_breaches()) < USUAL else ()
-        spans = [later - earlier for earlier, later in pairwise(starts) if earlier not in strange]
+        spans = [
+            later - earlier
+            for (earlier, later), start in zip(pairwise(starts), self.steps, strict=False)
+            if start not in strange
+        ]
         newest = spans[-NEWEST:]
         if not newest:
             return True

@@ -1,7 +1,11 @@
 """Gradients that a job throws away, and forwards that it leaves out, are in no frame."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from supervise_probe.collectors import collector_classes
 from tests.support.probed_job import check_frames
 
 MODEL = """
@@ -239,3 +243,32 @@ def test_running_statistics_that_a_batch_made_nan_are_counted_until_they_are_who
 
     assert job.err == ""
     assert [frame.get("running_stats_broken") for frame in job.frames] == (counts or [None] * 8)
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_running_statistics_are_counted_in_each_step_where_frames_are_whole_a_step_late(cheap):
+    """As on a device; where the count is too dear it is repeated: to a rule it is not over."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+    context = SimpleNamespace(
+        torch=torch,
+        scalars=SimpleNamespace(value=float),
+        registry=SimpleNamespace(roots=lambda: [model]),
+    )
+    collector = collector_classes()["running_stats"](context)
+    assert cheap or collector.relax()
+    frames = []
+    for number in range(40):
+        if number == 3:
+            model[0].running_mean.fill_(float("nan"))
+        if number == 8:
+            model[0].reset_running_stats()
+        values = {"train_loss_raw": float("nan") if number == 3 else 1.0}
+        collector.collect(SimpleNamespace(number=number), values)
+        frames.append(values)
+        if number:
+            collector.add_derived_values(frames[-2])
+
+    counts = [frame.get("running_stats_broken") for frame in frames]
+    whole = 8 if cheap else 16
+    assert counts[:5] == [None] * 5 and set(counts[5:whole]) == {1.0} and counts[whole] == 0.0
+    assert set(counts[whole + 2 :]) == {None}
