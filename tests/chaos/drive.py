@@ -70,7 +70,7 @@ def attempt(name: str, seed: int, answer: Any) -> None:
 def judge(scenario: Scenario, seed: int) -> Outcome:
     """Run one scenario in a process of its own."""
     began = time.monotonic()
-    receiver, sender = multiprocessing.ModelPipe(duplex=False)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
         target=attempt, args=(scenario.name, seed, sender)
     )
