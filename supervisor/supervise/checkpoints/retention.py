@@ -559,7 +559,7 @@ class Retention:
             )
 
     def update_holds(self, ready: Sequence[Entry]) -> bool:
-        """Hold the newest ready entries, see `HardLinkHolds.update`.
+        """Hold the newest ready entries, see `HardLinkHolds.hold_newest`.
 
         Returns:
             Whether the last link to the files of any entry was removed.

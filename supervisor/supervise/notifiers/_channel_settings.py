@@ -273,7 +273,7 @@ class Poster:
         return f"delivered, {len(content)} bytes"
 
     def exchange(self, content: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-        """Post these bytes as JSON and return the first `most` bytes of the answer.
+        """Post these bytes as JSON and return the first `limit` bytes of the answer.
 
         Raises:
             NotifyError: no answer, or one other than 2xx.
