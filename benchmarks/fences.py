@@ -44,6 +44,7 @@ PER_GANG = 100
 SCALE = 1e4  # no rate is multiplied by more than 100
 STEP_S = 0.003
 DEADLINE_S = 20.0
+KILLED_AFTER_S = 0.0, 0.6  # a supervisor, from its first command on: some 50 commands
 
 
 def supervise(folder: Path, commands: list[int]) -> None:
@@ -96,12 +97,15 @@ def run_gang(
     gang = subprocess.Popen(argv, start_new_session=True)
     while len(list((folder / "shm").glob("*.seg"))) < ranks:
         time.sleep(0.02)
-    fatal_at = time.monotonic() + chance.uniform(2.0, 8.0) if dies else float("inf")
+    fatal = chance.randrange(len(numbers)) if dies else len(numbers)  # commands before a rank dies
     kills, left = 0, numbers
-    while left and time.monotonic() < fatal_at:
+    while len(numbers) - len(left) < fatal and left:
         one = subprocess.Popen([sys.executable, str(HERE), "--of", str(folder), *map(str, left)])
+        given = len(rows_of(folder))
+        while one.poll() is None and len(rows_of(folder)) == given:
+            time.sleep(0.005)  # it gives no command yet
         try:
-            one.wait(min(chance.uniform(0.4, 3.0), max(0.1, fatal_at - time.monotonic())))
+            one.wait(chance.uniform(*KILLED_AFTER_S))
         except subprocess.TimeoutExpired:
             one.send_signal(signal.SIGKILL)
             one.wait()
