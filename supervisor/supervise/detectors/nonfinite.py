@@ -144,7 +144,13 @@ class NonfiniteWatch(Debounced):
 
 
 class GapWatch(Memory):
-    """The steps of the samples that were there, oldest first; `limit` is in steps."""
+    """The steps of the samples that were there, oldest first; `limit` is in steps.
+
+    A run that goes back counts its steps on: those that it dropped are no part of a gap.
+
+    Attributes:
+        resumed: the step that was gone back to, NEVER when that is behind.
+    """
 
     def __init__(self, spec: Nonfinite, gap: int) -> None:
         self.spec, self.gap = spec, gap
@@ -153,9 +159,11 @@ class GapWatch(Memory):
     def reset(self) -> None:
         super().reset()
         self.steps: list[int] = []
+        self.resumed = NEVER
 
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps)
+        self.resumed = step
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -166,6 +174,9 @@ class GapWatch(Memory):
         if step <= self.last:
             return UNKNOWN
         self.last, self.missing = step, 0
+        if self.resumed != NEVER:
+            dropped, self.resumed = step - self.resumed - 1, NEVER
+            self.steps = [known + dropped for known in self.steps]
         if sample[0] is not None:
             self.steps.append(step)
             trim_window(NEWEST, self.steps)
