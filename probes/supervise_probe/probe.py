@@ -166,7 +166,7 @@ class Probe:
         parts.collectors.rewind(parts.pristine)
         if self.become_rank():
             step = context.position.step
-            message = f"a new training starts with step {step}: the previous one is over"
+            message = f"a new training starts with step {step}: its optimizer has other parameters"
             context.reporter.notice("note", message)
 
     def switch_off(self, reason: str) -> None:

@@ -159,5 +159,5 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
         ("state", "warming"),
     ]
     assert made[0].data["last_step"] == 39
-    assert "another program of rank 0 started after step 39 in the same launch" in made[0].reason
+    assert "another training of rank 0 started after step 39 in the same launch" in made[0].reason
     assert again == [] and not story.kinds("gap")

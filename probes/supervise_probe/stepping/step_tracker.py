@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Optional, Sequence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .batch_observer import BatchObserver
 
 PATIENCE = 8  # rounds without the last optimizer before the order is learned again
+JOINS = 8  # times that trainings before went on in the newest one: the job mixes them on purpose
 
 
 class OptimizerRound:
@@ -89,6 +91,8 @@ class OptimizerRound:
 
 
 LEAST = 64  # steps of a training; a shorter one says too little. As the warm-up of `nano`
+# So few are one as well where they took so long: its segment costs the job 8 ms.
+FEW, LONG_NS = 16, 1_000_000_000
 LET_GO = "the learning rate is held no more: the job's own is used"
 REPLACEABLE = "tokens_per_update"  # the one metric that a job may know better than the probe
 
@@ -165,6 +169,9 @@ class StepTracker:
         self._rollbacks: Any = None
         self._savepoints_part = self._guard.part("savepoints", share=1.0)
         self._began = self._position.step
+        self._former: list[weakref.ref[Any]] = []  # optimizers of trainings before
+        self._joins = 0  # times that one of these stepped soon again
+        self._began_ns = 0
         self.on_time = False
         self.entries = 0
         self.current: Optional[Update] = None
@@ -402,16 +409,32 @@ class StepTracker:
 
     def _appeared(self, key: int, info: OptimizerInfo, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted again."""
-        infos, step = self._optimizers.known, self._position.step
-        if _another_training(infos.values(), info, step - self._began):
+        infos, steps = self._optimizers.known, self._position.step - self._began
+        is_whole = self._is_whole_training(steps)
+        if not is_whole:
+            self._joins += any(reference() is optimizer for reference in self._former)
+        if is_whole and _is_of_another_training(infos.values(), info, self._joins >= JOINS):
             self.finish_round(on_time=False)
+            living = (other.reference for other in infos.values())
+            self._former = [ref for ref in (*self._former, *living) if ref() is not None]
             self._round, self._began, self._mark_ns = OptimizerRound(), self._position.step, 0
+            infos = {}
             self._process.on_other_optimizer()
-        elif infos and step - self._began > 1 and self._rate.hold is not None:
+        elif infos and steps > 1 and self._rate.hold is not None:
             self._rate.clear_hold()  # groups may be counted otherwise now
             self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
+        if not infos:
+            self._began_ns = monotonic_ns()
         self._optimizers.known = order_optimizers(infos, key, info, self._round.members)
         self._process.appeared(optimizer)
+
+    def _is_whole_training(self, steps: int) -> bool:
+        """Whether so many steps may be a training of their own; by time on one rank alone, as all
+        must decide the same."""
+        if steps >= LEAST:
+            return True
+        is_alone = self._position.world_size < 2
+        return is_alone and steps >= FEW and monotonic_ns() - self._began_ns >= LONG_NS
 
     def infer(self, key: int, number: Optional[int] = None) -> None:
         """Steps end under this key from now on (0: as optimizers do), at `number` if given."""
@@ -425,19 +448,22 @@ class StepTracker:
         self.after_step(update)
 
 
-def _another_training(infos: Iterable[OptimizerInfo], new: OptimizerInfo, steps: int) -> bool:
-    """Whether `new` is of another training than the optimizers `before` it, `steps` long.
+def _is_of_another_training(
+    infos: Iterable[OptimizerInfo], new: OptimizerInfo, is_mixed: bool
+) -> bool:
+    """Whether `new` is of another training than the optimizers before it.
 
-    As in a sweep or a cross-validation: none of the old optimizers lives, and the new one shares no
-    parameter with them. While an old one lives it looks like a second optimizer. To the supervisor
-    the next training is another program of the same rank, as behind an `exec`: a segment of its
-    own, and every baseline from nothing. Step numbers go on. Stages of one model count too.
+    As in a sweep or a cross-validation: it shares no parameter with them. To the supervisor the
+    next training is another program of the same rank, as behind an `exec`: a segment of its own,
+    and every baseline from nothing. Step numbers go on. Stages of one model count too, and a
+    discriminator that joins late: the old ones may live, and step again in the new training. Only
+    where that has come often, as of an outer optimizer beside many inner ones, they must be gone.
     """
     old = list(infos)
     return (
-        steps >= LEAST
-        and bool(old)
-        and not any(info.reference() is not None or new.ids & info.ids for info in old)
+        bool(old)
+        and all(new.ids.isdisjoint(info.ids) for info in old)
+        and not (is_mixed and any(info.reference() is not None for info in old))
     )
 
 

@@ -364,8 +364,8 @@ def _describe_others(job: JobLife, cause: Failure) -> str:
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
     state, rank, last_step = ctx.state, event.rank, monitor.step
-    text = f"another program of rank {rank} started after step {last_step} in the same launch: its "
-    text += "step numbers may repeat"
+    text = f"another training of rank {rank} started after step {last_step} in the same launch: it "
+    text += "is judged by itself, and its step numbers may repeat"
     ctx.record(ProgramReplaced(reason=text, rank=rank, pid=event.pid, last_step=last_step))
     if event.again:
         return

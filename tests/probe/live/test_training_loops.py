@@ -250,3 +250,61 @@ def test_the_safeguard_protects_a_weight_that_came_later(probed):
     job = probed.run(NAN, safeguards={"skip_nonfinite": {"max": 3, "per": 128}})
     assert job.output == [{"finite": True}]
     assert [frame["step"] for frame in job.frames if frame["update_skipped"]] == [7]
+
+
+TRAININGS = """
+def make():
+    model = nn.Linear(4, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+def backward(pair):
+    pair[1].zero_grad()
+    pair[0](torch.randn(8, 4)).square().mean().backward()
+
+def train(pair, steps, s=0.0):
+    for _ in range(steps):
+        backward(pair)
+        pair[1].step()
+        time.sleep(s)
+    return pair
+
+a, b = make(), make()
+"""
+ORDERS = {
+    "models that are kept": "kept = [train(make(), 70) for _ in range(3)]",
+    "short": "kept = [train(make(), 20) for _ in range(3)]",
+    "short but slow": "kept = [train(make(), 20, 0.06) for _ in range(3)]",
+    "one that joins": "train(a, 70)\nfor _ in range(70):\n    train(a, 1)\n    train(b, 1)",
+    "one that joins a round": """train(a, 70)
+for _ in range(70):
+    backward(a)
+    backward(b)
+    a[1].step()
+    b[1].step()
+""",
+    "turns": "for pair in (a, b, a, b):\n    train(pair, 70)",
+    "inner and outer": "for _ in range(350):\n    train(a, 1)\n    train(make(), 1)",
+}
+
+
+@pytest.mark.parametrize(
+    ("loop", "begins"),
+    [
+        ("models that are kept", [70, 140]),
+        ("short", []),
+        ("short but slow", [20, 40]),
+        ("one that joins", [71]),
+        ("one that joins a round", [72]),
+        ("turns", [70, 140, 210]),
+        ("inner and outer", [65 + 64 * number for number in range(8)]),
+    ],
+)
+def test_an_optimizer_of_other_parameters_begins_a_training(probed, loop, begins):
+    """Where the one before was of 64 steps, or of a second, whether the job holds that or not.
+
+    One that steps on soon is of the new training: where that came eight times, all are of one.
+    """
+    job = probed.run(TRAININGS + ORDERS[loop])
+    starts = [notice.step for notice in job.notices if "a new training" in notice.message]
+    assert starts == begins
+    assert [frame["step"] for frame in job.frames] == list(range(len(job.frames)))
