@@ -164,6 +164,9 @@ class Probe:
             first_step=0, counters={}, resume=None, rewarm=None, skip=()
         )
         parts.collectors.rewind(parts.pristine)
+        parts.wired.limits.forget_norms()
+        parts.safeguards.on_rollback(-1)  # to before its first step
+        parts.trainings += 1
         if self.become_rank():
             step = context.position.step
             message = f"a new training starts with step {step}: its optimizer has other parameters"
@@ -217,7 +220,7 @@ class Probe:
             "sources": {s: round(part, 4) for s, part in parts.wired.shards.mix.shares.items()},
             "unseen": parts.wired.batch_sanity.unseen,
             "quarantine": parts.wired.quarantine.describe(),
-            "kept_signals": parts.rank is not None and parts.rank.kept_signals.names(),
+            "kept_signals": parts.rank is not None and parts.kept_signals.names(),
             "unavailable": {name: reason for name, reason in unavailable.items() if reason},
             "in_force": safeguards.describe(),
         }

@@ -183,14 +183,17 @@ class Parts:
         wired: the collectors that others call. collectors: all.
         pristine: the counters of a process that has not trained.
         rank: what there is once the process is a rank, None before.
+        trainings: how many there were before this one in the process.
     """
 
     def __init__(self, context: ProbeContext, times: Times, life: Life) -> None:
         self.context, self._life, self._times = context, life, times
         self.rank: Any = None  # `RankParts`
+        self.trainings = 0
         self.extra: dict[str, Number] = {}
         self.optimizers = Optimizers()
         self.engine = ForeignEngine(context.registry)
+        self.kept_signals = KeptSignals(context)
         self.scaling = GradScalerState(context.scalars)
         config = context.config
         first_step = config.first_step if config.attempt else None
@@ -396,7 +399,6 @@ class RankParts:
             context.reporter.writer, context.scalars, self._finish, context.reporter.notice
         )
         self.history = StepHistory(context, background, wired.shards)
-        self.kept_signals = KeptSignals(context)
         self.commands = Commands(
             context,
             mailbox,
@@ -404,7 +406,7 @@ class RankParts:
             parts.optimizers,
             self._batches,
             parts.explain_unchangeable,
-            self.kept_signals.install if config.keep_signals else None,
+            parts.kept_signals.install if config.keep_signals else None,
         )
         self.probe_batch = ReferenceBatch(
             context,
@@ -429,6 +431,7 @@ class RankParts:
                 parts.safeguards,
                 parts.sets.pace("moments", LEAST, MOMENTS, FLOOR_NS),
                 wired.updates.force_measurement,
+                parts.trainings,
             ),
         )
         self.on_demand = OnDemand(
@@ -443,7 +446,7 @@ class RankParts:
     def connect(self) -> None:
         """Become the rank of the process."""
         parts, reporter = self._parts, self._parts.context.reporter
-        parts.rank = self
+        is_relaunched, parts.rank = parts.rank is None, self
         parts.tracker.connect(self.publisher, self.commands, self._skips, self.rollbacks)
         parts.boundary.connect(self.rollbacks, self.commands)
         parts.safeguards.outliers.connect(self.probe_batch.explain_weights_doubt)
@@ -452,10 +455,11 @@ class RankParts:
         parts.saves.connect(self.on_demand.learn_layout)
         parts.save_reports.connect(self.probe_batch.save_facts, self._counters)
         parts.resume.refuse_unstarted_order()
+        since = "the relaunch" if is_relaunched else "this training"
         if parts.rate.hold is not None:
-            reporter.notice("note", "the learning rate is still held, as before the relaunch")
+            reporter.notice("note", f"the learning rate is still held, as before {since}")
         if parts.rate.held.now != 1.0:
-            factor = f"multiplied by {parts.rate.held.now:g}, as requested before the relaunch"
+            factor = f"multiplied by {parts.rate.held.now:g}, as requested before {since}"
             reporter.notice("note", f"the learning rate is still {factor}")
 
     def _finish(self, step: int, attempt: int, values: dict[str, float]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from supervise.core import explain_withdrawal
 from supervise.core.model import UNKNOWN, Announced
 
-from .conftest import Story, messages
+from .conftest import NAMES, Story, messages
 
 UNDO = "inc-1/1/undo-untouch"  # verbs are named as their modules are
 OVER = "over: its training session ended after step {}; another one starts"
@@ -161,3 +161,16 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
     assert made[0].data["last_step"] == 39
     assert "another training of rank 0 started after step 39 in the same launch" in made[0].reason
     assert again == [] and not story.kinds("gap")
+
+
+@pytest.mark.parametrize(("phase", "is_search"), [(4.0, True), (0.5, False)])
+def test_a_loss_that_breaks_in_a_search_for_the_highest_rate_opens_nothing(tell, phase, is_search):
+    story = tell(names=(*NAMES, "lr_phase"))
+    for step in range(140):
+        story.rows({"train_loss_raw": 2.0 if step < 100 else 8.0, "lr_phase": phase})
+
+    reasons = [decision.reason for decision in story.kinds("suppressed")]
+    assert bool(story.kinds("incident", "opened")) is not is_search
+    assert any("search for the highest learning rate" in text for text in reasons) is is_search
+    assert story.state.phase.name == "early"
+    assert story.replayed() == story.recorded()

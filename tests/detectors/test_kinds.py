@@ -132,6 +132,8 @@ def test_nonfinite_steps_that_a_rollback_dropped_are_no_part_of_a_gap(read):
     watch.rewind(100)
     assert "B" not in read(watch, [(None,)] + rows * 20, 400)
     assert read(watch, [(None,)] * 140, 441).index("B") == 126
+    watch.rewind(100)
+    assert read(watch, rows * 20 + [(None,)] * 140, 600).index("B") == 40 + 126
 
 
 # ── rates and ratios ──────────────────────────────────────────────────────────────────────────────

@@ -70,6 +70,29 @@ for step in range(700):
 print("sha", hashlib.sha256(coder[0].weight.detach().numpy().tobytes()).hexdigest())
 """
 
+RATE_SEARCH = """
+import copy, hashlib
+
+teacher = torch.randn(16, 10)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
+
+def train(optimizer, steps, growth=1.0):
+    for _ in range(steps):
+        x = torch.randn(64, 16)
+        loss = F.cross_entropy(model(x), (x @ teacher).argmax(1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= growth
+        print(loss.item())
+
+start = copy.deepcopy(model.state_dict())
+train(torch.optim.AdamW(model.parameters(), lr=1e-8), 120, 1.2)
+model.load_state_dict(start)
+train(torch.optim.AdamW(model.parameters(), lr=3e-3), 400)
+print("sha", hashlib.sha256(model[0].weight.detach().numpy().tobytes()).hexdigest())
+"""
+
 LOWERS = """\
 version: supervise/v1
 policy: lowers
@@ -124,6 +147,18 @@ def test_a_discriminator_that_joins_late_begins_a_training(supervise, script):
     assert run.actions == [] and run.kinds("incident", "opened") == []
     told = [note["data"]["last_step"] for note in run.kinds("note", "program-replaced")]
     assert told == [300]
+
+
+def test_a_search_for_the_rate_is_let_break_and_the_fit_behind_it_is_judged_by_itself(
+    supervise, script
+):
+    """As of fastai and Lightning: the rate grows until the loss breaks, then weights go back."""
+    job = script(RATE_SEARCH)
+    run = supervise.run("--policy", "nano", job=job)
+
+    assert run.returncode == 0 and run.stdout == supervise.bare(job).stdout
+    assert run.actions == [] and run.kinds("incident", "opened") == []
+    assert [note["data"]["last_step"] for note in run.kinds("note", "program-replaced")] == [119]
 
 
 def test_an_incident_ends_with_its_training(sweep, supervise, tmp_path):

@@ -124,6 +124,12 @@ class LimitsCollector(Collector):
         self._clipped.add_step(clipped > 0.0)
         values["update_clip_rate"] = self._clipped.percent
 
+    def forget_norms(self) -> None:
+        """Another model trains from now on."""
+        self.gradient_norms.clear()
+        self.update_norms.clear()
+        self.limit = None
+
     def state(self) -> dict[str, float]:
         return {"guard_active.clips": float(self._habit)}
 

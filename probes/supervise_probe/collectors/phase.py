@@ -86,18 +86,20 @@ PHASE_METRICS = (
         "lr_phase",
         "1",
         "Warm-up 0, stable 1, decay 2, re-warm after a rollback 3, plus the part of it that is "
-        "over where its length is known; absent until the rate changes, for 16 steps at most.",
+        "over where its length is known; a search for the highest rate 4; absent until the rate "
+        "changes, for 16 steps at most.",
         "learning_rate_scheduled so far; lengths: torch schedulers, Trainer, Lightning",
     ),
 )
 
-WARMUP, STABLE, DECAY, REWARM = 0.0, 1.0, 2.0, 3.0
+WARMUP, STABLE, DECAY, REWARM, SEARCH = 0.0, 1.0, 2.0, 3.0, 4.0
 NOT_YET, UNDECIDED = -2.0, -1.0
 SAME = 1e-9  # relative change that is none
 FLAT = 16.0  # equal rates that end a warm-up, or show that there is none
 RISES = 2.0  # rises in a row that begin one
 NEARLY = 0.999  # of a phase: the next whole number is another phase
-POSITION, RAMP = "_lr_position", "_lr_ramp"  # on their way to `add_derived_values`; never published
+# On their way to `add_derived_values`; never published.
+POSITION, RAMP, SEARCHES = "_lr_position", "_lr_ramp", "_lr_search"
 
 
 def _nothing() -> None:
@@ -126,10 +128,10 @@ class PhaseCollector(Collector):
         self._schedulers = context.registry.schedulers
         self._scheduler: Callable[[], Any] = _nothing
         self._ends: Any = Ends()
-        self._searched = -1
+        self._searched = (-1, 0)  # with so many schedulers and optimizers
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
-        if self._schedulers.changes != self._searched:
+        if (self._schedulers.changes, len(self._optimizers.known)) != self._searched:
             self._search()
         scheduler = self._scheduler() if self._scheduler is not _nothing else None
         if scheduler is not None:
@@ -140,10 +142,12 @@ class PhaseCollector(Collector):
         warming = self._learning_rate.warming
         if warming.moves:
             values[RAMP] = warming.progress
+        if self._learning_rate.search.on:
+            values[SEARCHES] = 1.0
 
     def add_derived_values(self, values: dict[str, float]) -> None:
         position = values.pop(POSITION, 0.0)
-        ramp = values.pop(RAMP, None)
+        ramp, searches = values.pop(RAMP, None), values.pop(SEARCHES, None)
         rate = values.get("learning_rate_scheduled")
         if rate == self._rate and self._phase >= STABLE:
             self._rises = 0.0
@@ -152,7 +156,9 @@ class PhaseCollector(Collector):
             self._follow(rate)
             if self._phase != previous:
                 self._begun = position
-        if ramp is not None:
+        if searches is not None:
+            values["lr_phase"] = SEARCH
+        elif ramp is not None:
             values["lr_phase"] = REWARM + min(NEARLY, ramp)
         elif self._phase >= 0.0:
             values["lr_phase"] = self._phase + (self._part(position) if position else 0.0)
@@ -183,7 +189,7 @@ class PhaseCollector(Collector):
 
     def _search(self) -> None:
         """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
-        self._searched = self._schedulers.changes
+        self._searched = self._schedulers.changes, len(self._optimizers.known)
         optimizers = self._optimizers.living()
         schedule = find_scheduler(list(self._schedulers), optimizers[0]) if optimizers else None
         self._scheduler = _nothing if schedule is None else weakref.ref(schedule)

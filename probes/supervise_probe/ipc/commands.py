@@ -469,7 +469,7 @@ class KeptSignals:
 
     def install(self) -> None:
         """Take the signals that nobody has taken; of one rank alone."""
-        alone = self._position.world_size == 1
+        alone = self._position.world_size == 1 and self._pid != os.getpid()
         if not alone or threading.current_thread() is not threading.main_thread():
             return
         self._pid = os.getpid()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .reference_batch import ReferenceBatch
     from .step_history import StepHistory
 
-NAME = "savepoints-next."  # before the attempt of the launch; beside the segments
+NAME = "savepoints-next."  # before attempt of the launch and training; beside the segments
 LEAST_APART = 4  # steps: time for the other ranks to read it
 UNKNOWN = -1
 
@@ -36,14 +36,21 @@ class SavepointSchedule:
     """The schedule as one rank sees it; ask it once at each boundary.
 
     Args:
-        directory: that all ranks share. attempt: of the launch. leads: whether this rank decides.
-        every: steps between two, at least. failed: told why the others cannot be told.
+        directory: that all ranks share. attempt: of the launch. training: its number there.
+        leads: whether this rank decides. every: steps between two, at least.
+        failed: told why the others cannot be told.
     """
 
     def __init__(
-        self, directory: str, attempt: int, leads: bool, every: int, failed: Callable[[str], None]
+        self,
+        directory: str,
+        attempt: int,
+        training: int,
+        leads: bool,
+        every: int,
+        failed: Callable[[str], None],
     ) -> None:
-        self._path = os.path.join(directory, f"{NAME}{attempt}")
+        self._path = os.path.join(directory, f"{NAME}{attempt}.{training}")
         self._leads, self._every = leads, max(LEAST_APART, every)
         self._failed = failed
         self._next = UNKNOWN
@@ -136,6 +143,7 @@ class RollbackParts(NamedTuple):
         safeguards: forget what they have learned since.
         pace: a `Pace`: how often the moments are looked at.
         demand: measures an update and the next ones, however rarely that is done.
+        training: how many trainings there were before in the process.
     """
 
     history: StepHistory
@@ -143,6 +151,7 @@ class RollbackParts(NamedTuple):
     safeguards: Safeguards
     pace: Any
     demand: Callable[[Update], None]
+    training: int
 
 
 class RollbackController:
@@ -192,6 +201,7 @@ class RollbackController:
             self._joint = SavepointSchedule(
                 config.shm,
                 config.attempt,
+                parts.training,
                 self._position.rank == 0,
                 self._every,
                 lambda reason: self._reporter.notice("note", reason),

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .batch_observer import BatchObserver
 
 PATIENCE = 8  # rounds without the last optimizer before the order is learned again
-JOINS = 8  # times that trainings before went on in the newest one: the job mixes them on purpose
+RETURNS = 8  # trainings in which one before went on: the job takes turns. Project default
 
 
 class OptimizerRound:
@@ -170,7 +170,8 @@ class StepTracker:
         self._savepoints_part = self._guard.part("savepoints", share=1.0)
         self._began = self._position.step
         self._former: list[weakref.ref[Any]] = []  # optimizers of trainings before
-        self._joins = 0  # times that one of these stepped soon again
+        self._returns = 0  # trainings in which one of these stepped again
+        self._has_former = self._is_due = False
         self._began_ns = 0
         self.on_time = False
         self.entries = 0
@@ -221,8 +222,13 @@ class StepTracker:
             self._reschedule(optimizer)
         update.scheduled = learning_rate_of(self._torch, optimizer)
         if not started:
+            if self._is_due:
+                self._begin_training()
             self._commands.run_early_commands()
         self._scale_rate(optimizer, info)
+        if self._rate.search.over:
+            self._begin_training_of(optimizer, info)
+            late = False
         if late and not closure:
             self._round.add_late_optimizer(key)
             return None
@@ -410,23 +416,51 @@ class StepTracker:
     def _appeared(self, key: int, info: OptimizerInfo, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted again."""
         infos, steps = self._optimizers.known, self._position.step - self._began
-        is_whole = self._is_whole_training(steps)
-        if not is_whole:
-            self._joins += any(reference() is optimizer for reference in self._former)
-        if is_whole and _is_of_another_training(infos.values(), info, self._joins >= JOINS):
-            self.finish_round(on_time=False)
-            living = (other.reference for other in infos.values())
-            self._former = [ref for ref in (*self._former, *living) if ref() is not None]
-            self._round, self._began, self._mark_ns = OptimizerRound(), self._position.step, 0
-            infos = {}
-            self._process.on_other_optimizer()
-        elif infos and steps > 1 and self._rate.hold is not None:
-            self._rate.clear_hold()  # groups may be counted otherwise now
-            self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
+        is_former = any(reference() is optimizer for reference in self._former)
+        if is_former and not self._has_former:
+            self._has_former = True
+            self._returns += 1
+        takes_turns = self._returns >= RETURNS
+        if self._is_whole_training(steps) and _is_of_another_training(
+            infos.values(), info, takes_turns
+        ):
+            if self._round.members:
+                self._is_due = True  # with the next step: ranks count this one alike
+            else:
+                self._begin_training_of(optimizer, info)
+                infos = {}
+        elif infos and steps > 1:
+            self._clear_hold()  # groups may be counted otherwise now
         if not infos:
-            self._began_ns = monotonic_ns()
-        self._optimizers.known = order_optimizers(infos, key, info, self._round.members)
+            self._began, self._began_ns = self._position.step, monotonic_ns()
+        self._optimizers.known = order_optimizers(
+            infos, key, info, self._round.members, is_earlier=is_former
+        )
         self._process.appeared(optimizer)
+
+    def _clear_hold(self) -> None:
+        if self._rate.hold is not None:
+            self._rate.clear_hold()
+            self._reporter.notice("note", f"another optimizer steps: {LET_GO}")
+
+    def _begin_training_of(self, optimizer: Any, info: OptimizerInfo) -> None:
+        """One that the optimizers before have no part in, with the step under way."""
+        former = [*self._former, *(other.reference for other in self._optimizers.known.values())]
+        self._former = [reference for reference in former if reference() is not None]
+        self._optimizers.known = {}
+        self._rate.restore_job_rates()
+        self._begin_training()
+        self._scale_rate(optimizer, info)
+
+    def _begin_training(self) -> None:
+        """One begins with the step under way; what is known of that stays."""
+        self.finish_round(on_time=False)
+        self._clear_hold()
+        self._rate.begin_training()
+        self._has_former = self._is_due = False
+        self._round, self._mark_ns = OptimizerRound(), 0
+        self._began, self._began_ns = self._position.step, monotonic_ns()
+        self._process.on_other_optimizer()
 
     def _is_whole_training(self, steps: int) -> bool:
         """Whether so many steps may be a training of their own; by time on one rank alone, as all
@@ -449,7 +483,7 @@ class StepTracker:
 
 
 def _is_of_another_training(
-    infos: Iterable[OptimizerInfo], new: OptimizerInfo, is_mixed: bool
+    infos: Iterable[OptimizerInfo], new: OptimizerInfo, takes_turns: bool
 ) -> bool:
     """Whether `new` is of another training than the optimizers before it.
 
@@ -457,13 +491,13 @@ def _is_of_another_training(
     next training is another program of the same rank, as behind an `exec`: a segment of its own,
     and every baseline from nothing. Step numbers go on. Stages of one model count too, and a
     discriminator that joins late: the old ones may live, and step again in the new training. Only
-    where that has come often, as of an outer optimizer beside many inner ones, they must be gone.
+    in a job that takes turns they must be gone.
     """
     old = list(infos)
     return (
         bool(old)
         and all(new.ids.isdisjoint(info.ids) for info in old)
-        and not (is_mixed and any(info.reference() is not None for info in old))
+        and not (takes_turns and any(info.reference() is not None for info in old))
     )
 
 

@@ -14,6 +14,7 @@ rollback, which leaves them alone, and over a relaunch, for which they are writt
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Mapping, Optional
@@ -156,6 +157,49 @@ class Warmup:
         self.now = self._value + (1.0 - self._value) * share if share < 1.0 else 1.0
 
 
+# Of a search: its first rate at most, the factor of a step at least, how even that is, steps that
+# show it, and its last rate at most. fastai and Lightning go from 1e-7 and 1e-8 over eight decades
+# in 100 steps; a schedule that grows by mistake begins where training does. Project defaults.
+TINY, GROWTH, EVEN, SHOWN, HIGHEST = 1e-5, 1.04, 0.02, 32, 1e3
+FALLEN = 0.5  # of its last rate: the search is over, and its weights are thrown away
+
+
+class RateSearch:
+    """A search for the highest rate of a training, as Smith's range test, arXiv:1506.01186.
+
+    The rate is tiny and multiplied by the same factor in each step until the loss breaks. Then the
+    training begins, with the weights from before.
+
+    Attributes:
+        on: it is under way. over: the rate has just fallen from it.
+    """
+
+    __slots__ = ("_factor", "_rate", "_steps", "on", "over")
+
+    def __init__(self) -> None:
+        self._rate = self._factor = 0.0  # of the step before; the natural logarithm of the growth
+        self._steps = 0  # that grew so
+        self.on = self.over = False
+
+    def follow(self, rate: Optional[float]) -> None:
+        """The job asks for this rate in the step that is about to be made."""
+        previous, self._rate = self._rate, rate or 0.0
+        self.over = self.on and self._rate < FALLEN * previous
+        if not self._rate > previous > 0.0:
+            self._steps, self.on = 0, False
+            return
+        grown = math.log(self._rate / previous)
+        if self._steps and abs(grown - self._factor) > EVEN * self._factor:
+            self._steps = 0
+        if not self._steps:
+            self._factor = grown
+            if previous > TINY or grown < math.log(GROWTH):
+                self.on = False
+                return
+        self._steps += 1
+        self.on = self._steps >= SHOWN and self._rate <= HIGHEST
+
+
 class LearningRate:
     """The probe's hand on the learning rates of all optimizers.
 
@@ -164,6 +208,7 @@ class LearningRate:
         warming: the re-warm ramp after a rollback or a relaunch; both factors are multiplied.
         hold: the limits of `hold_rate`, None without; they are applied before both.
         jumps: whether the optimizer that is about to step has a rate far above the one before.
+        search: for the highest rate, by the first group of all.
 
     While it re-warms after a rollback that let the loop go on, each rate is limited: the loop may
     stand where the rate is what did the harm.
@@ -190,7 +235,7 @@ class LearningRate:
         if first_step is not None:
             self.held, self.hold = _stored(self._path, first_step), _kept_hold(self._hold_path)
         self._rewarm = rewarm
-        self.warming, self.jumps = Warmup(), False
+        self.warming, self.jumps, self.search = Warmup(), False, RateSearch()
         self._limits: Levels = {}
         self.restart_rewarm()
         self._changed: list[tuple[dict[str, Any], Any, Any, float]] = []
@@ -224,6 +269,8 @@ class LearningRate:
             rates.append(rate if type(rate) is float else self._on_host(rate))
         if drill != 1.0:
             rates = [None if rate is None else rate * drill for rate in rates]
+        if not info.first_group:
+            self.search.follow(rates[0])
         self.jumps = False
         if not info.rates or info.rates[-1][1] != rates:
             self.jumps = is_far(info.rates, rates)
@@ -281,6 +328,10 @@ class LearningRate:
         """Hold no rate any more."""
         self.hold = None
         _forget(self._hold_path)
+
+    def begin_training(self) -> None:
+        """Another model trains from now on: no ramp and no search of the one before is its own."""
+        self.warming, self.search = Warmup(), RateSearch()
 
     def factor(self) -> float:
         """Return the multiplier of the step under way, drills and `hold` excluded."""

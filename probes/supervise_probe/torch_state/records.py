@@ -71,7 +71,12 @@ class OptimizerInfo:
 
 
 def order_optimizers(
-    infos: dict[int, OptimizerInfo], key: int, new: OptimizerInfo, beside: list[int]
+    infos: dict[int, OptimizerInfo],
+    key: int,
+    new: OptimizerInfo,
+    beside: list[int],
+    *,
+    is_earlier: bool = False,
 ) -> dict[int, OptimizerInfo]:
     """Return those whose optimizers live and a `new` one, their groups counted through.
 
@@ -80,8 +85,9 @@ def order_optimizers(
 
     Args:
         beside: keys of those that it steps together with.
+        is_earlier: the new one has stepped before all others, in a training before.
     """
-    living: dict[int, OptimizerInfo] = {}
+    living: dict[int, OptimizerInfo] = {key: new} if is_earlier else {}
     for number, info in infos.items():
         if number == key or info.reference() is None:
             continue

@@ -47,6 +47,7 @@ BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_
 COUNTS = ("tokens_per_update",)  # the denominator of a loss
 BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
 OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
+RATE_SEARCH = "a search for the highest learning rate"
 OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
 GRAD, UPDATE = "grad_global_norm", "update_norm"
 # What faults of their own move: of a kernel, of a router, of the rate.
@@ -392,10 +393,16 @@ def _worst_layer(monitor: RankMonitor, metric: str) -> int | None:
 def matching_planned_event(
     policy: Policy, state: State, monitor: RankMonitor, rule: Rule
 ) -> str | None:
-    """Return the planned event that explains what the rule sees; SEV0 is never explained away."""
+    """Return the planned event that explains what the rule sees; SEV0 is never explained away.
+
+    A search for the highest rate is one: its loss breaks on purpose, on weights that are dropped.
+    """
     planned, step = (*policy.planned, *state.context.planned), monitor.step_of(rule)
-    if rule.severity == "SEV0" or not planned:
+    searches = (monitor.value(run_phase.LR_PHASE) or 0.0) >= run_phase.SEARCH
+    if rule.severity == "SEV0" or not (planned or searches):
         return None
+    if searches and rule_scope.rule_family(policy, rule) == rule_scope.TRAINING:
+        return RATE_SEARCH
     if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE | rule_scope.AGE:
         return None
     for event in planned:

@@ -364,8 +364,9 @@ def _describe_others(job: JobLife, cause: Failure) -> str:
 def on_program_replaced(ctx: StepContext, monitor: RankMonitor, event: Announced) -> None:
     """Another program takes the place of a rank's, all of whose frames were judged."""
     state, rank, last_step = ctx.state, event.rank, monitor.step
-    text = f"another training of rank {rank} started after step {last_step} in the same launch: it "
-    text += "is judged by itself, and its step numbers may repeat"
+    program = "program" if event.again else "training"
+    text = f"another {program} of rank {rank} started after step {last_step} in the same launch: "
+    text += "its step numbers may repeat" if event.again else "it is judged by itself"
     ctx.record(ProgramReplaced(reason=text, rank=rank, pid=event.pid, last_step=last_step))
     if event.again:
         return

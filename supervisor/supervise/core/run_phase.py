@@ -130,7 +130,7 @@ def rate_cause_after_relapse(
 
 
 LR_PHASE = "lr_phase"
-STABLE, DECAY, REWARM = 1.0, 2.0, 3.0  # where these parts of `lr_phase` begin
+STABLE, DECAY, REWARM, SEARCH = 1.0, 2.0, 3.0, 4.0  # where these parts of `lr_phase` begin
 LOW = 0.5  # of the highest rate; project default
 
 
@@ -174,7 +174,8 @@ class RunPhase:
             self.highest = rate
         if frames_seen % GOOD == 0:
             self.settled, self._settles = self._settles, self.highest
-        if previous_name == EARLY and (warms_up or (lr_phase is not None and lr_phase < STABLE)):
+        is_rising = lr_phase is not None and (lr_phase < STABLE or lr_phase >= SEARCH)
+        if previous_name == EARLY and (warms_up or is_rising):
             return False
         if lr_phase is None or rate is None:
             self.name = LATE if previous_name == LATE else STEADY

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -146,9 +146,9 @@ class NonfiniteWatch(Debounced):
 class GapWatch(Memory):
     """The steps of the samples that were there, oldest first; `limit` is in steps.
 
-    A run that goes back counts its steps on: those that it dropped are no part of a gap.
-
     Attributes:
+        dropped: for each time that the run went back, the step that it went back to and the next
+            one. Its steps are counted on: those between are no part of a gap.
         resumed: the step that was gone back to, NEVER when that is behind.
     """
 
@@ -159,11 +159,19 @@ class GapWatch(Memory):
     def reset(self) -> None:
         super().reset()
         self.steps: list[int] = []
+        self.dropped: list[tuple[int, int]] = []
         self.resumed = NEVER
 
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps)
+        oldest = self.steps[0] if self.steps else step
+        self.dropped = [span for span in self.dropped if oldest < span[1] <= step]
         self.resumed = step
+
+    def _distance(self, earlier: int, later: int) -> int:
+        """Return how many steps of the run lie between two of its numbers."""
+        dropped = [after - back - 1 for back, after in self.dropped if earlier <= back < later]
+        return later - earlier - sum(dropped)
 
     def forget_last(self) -> None:
         super().forget_last()
@@ -175,8 +183,8 @@ class GapWatch(Memory):
             return UNKNOWN
         self.last, self.missing = step, 0
         if self.resumed != NEVER:
-            dropped, self.resumed = step - self.resumed - 1, NEVER
-            self.steps = [known + dropped for known in self.steps]
+            self.dropped.append((self.resumed, step))
+            self.resumed = NEVER
         if sample[0] is not None:
             self.steps.append(step)
             trim_window(NEWEST, self.steps)
@@ -184,9 +192,9 @@ class GapWatch(Memory):
             return OK
         if len(self.steps) < FEWEST:
             return UNKNOWN
-        self.missing = step - self.steps[-1]
+        self.missing = self._distance(self.steps[-1], step)
         if self.missing >= self.gap:
-            spaces = sorted(later - earlier for earlier, later in pairwise(self.steps[-NEWEST:]))
+            spaces = sorted(starmap(self._distance, pairwise(self.steps[-NEWEST:])))
             longest = self.gap * spaces[-1] // LONGEST_SHARE
             self.limit = max(self.gap * spaces[len(spaces) // 2], longest)
             if self.missing >= self.limit:

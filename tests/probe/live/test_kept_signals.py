@@ -12,7 +12,7 @@ own = lambda *_: emit(own=True)
 signal.signal(signal.SIGUSR2, own)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
+for step in range({loop}):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 barrier("go")
@@ -43,9 +43,9 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def started(probed, body, until_ns=1 << 62):
+def started(probed, body, until_ns=1 << 62, loop=3):
     """Start a job, and let it go on when the offer is made."""
-    job = probed.start(SCRIPT.format(body=body), keep_signals=True)
+    job = probed.start(SCRIPT.format(body=body, loop=loop), keep_signals=True)
     job.reached()
     job.segment().defer_job_signals(until_ns)
     job.go()
@@ -62,6 +62,23 @@ def test_it_is_kept_while_it_may_be_held_and_then_does_what_it_does(probed):
     probed.wait(job, -signal.SIGUSR1)
     assert [n.data["signal"] for n in job.notices if "signal" in n.data] == ["SIGTERM"]
     assert job.output == [{"own": True}]
+
+
+def test_the_next_training_of_the_process_keeps_them_too(probed):
+    steps = """
+others = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(others.parameters(), lr=0.1)
+for step in range(3):
+    others(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+barrier("more")
+"""
+    job = started(probed, steps, loop=70)
+    job.reached("more")
+    assert any("a new training" in notice.message for notice in job.notices)
+    assert job.segment().status()["kept_signals"] == ["SIGTERM", "SIGUSR1"]
+    job.go("more")
+    probed.wait(job)
 
 
 @pytest.mark.parametrize("start", [FORK, EXEC], ids=["fork", "exec"])

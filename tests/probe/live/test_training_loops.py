@@ -282,7 +282,7 @@ for _ in range(70):
     a[1].step()
     b[1].step()
 """,
-    "turns": "for pair in (a, b, a, b):\n    train(pair, 70)",
+    "turns": "for pair in (a, b) * 5:\n    train(pair, 70)",
     "inner and outer": "for _ in range(350):\n    train(a, 1)\n    train(make(), 1)",
 }
 
@@ -295,16 +295,54 @@ for _ in range(70):
         ("short but slow", [20, 40]),
         ("one that joins", [71]),
         ("one that joins a round", [72]),
-        ("turns", [70, 140, 210]),
+        ("turns", [70 * number for number in range(1, 9)]),
         ("inner and outer", [65 + 64 * number for number in range(8)]),
     ],
 )
 def test_an_optimizer_of_other_parameters_begins_a_training(probed, loop, begins):
     """Where the one before was of 64 steps, or of a second, whether the job holds that or not.
 
-    One that steps on soon is of the new training: where that came eight times, all are of one.
+    One from before may step on in it; where that came in eight trainings, all are of one.
     """
     job = probed.run(TRAININGS + ORDERS[loop])
     starts = [notice.step for notice in job.notices if "a new training" in notice.message]
     assert starts == begins
     assert [frame["step"] for frame in job.frames] == list(range(len(job.frames)))
+
+
+def test_a_held_rate_is_let_go_with_the_training_that_it_was_for(probed):
+    """It would limit the next model, in groups of the same numbers."""
+    script = TRAININGS + "train(a, 10)\nbarrier('go')\ntrain(a, 60)\ntrain(b, 20)"
+    job = probed.start(script)
+    job.reached("go")
+    job.send("hold_rate", before_step=4, within=0.5, release=0)
+    job.go("go")
+    probed.wait(job)
+
+    assert job.column("learning_rate") == [0.01] * 10 + [0.005] * 60 + [0.01] * 20
+    assert [n.step for n in job.notices if "held no more" in n.message] == [70]
+
+
+CLIMB = """
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=START)
+for step in range(150):
+    optimizer.param_groups[0]["lr"] = START * FACTOR ** step if step < 100 else 1e-3
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "factor", "is_search"),
+    [(1e-8, 1.2, True), (1e-6, 1.1, True), (1e-3, 1.02, False), (1e-6, 1.02, False)],
+)
+def test_a_search_for_the_highest_rate_is_a_training_of_its_own(probed, start, factor, is_search):
+    """It begins far below each rate that trains, and grows evenly until it falls."""
+    job = probed.run(CLIMB.replace("START", str(start)).replace("FACTOR", str(factor)))
+    searches = [frame["step"] for frame in job.frames if frame.get("lr_phase", 0) >= 4]
+    starts = [notice.step for notice in job.notices if "a new training" in notice.message]
+
+    assert searches == (list(range(32, 100)) if is_search else [])
+    assert starts == ([100] if is_search else [])
