@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -167,7 +168,8 @@ def test_another_program_starts_from_nothing_and_is_told_of_once(tell, pid, segm
 def test_a_loss_that_breaks_in_a_search_for_the_highest_rate_opens_nothing(tell, phase, is_search):
     story = tell(names=(*NAMES, "lr_phase"))
     for step in range(140):
-        story.rows({"train_loss_raw": 2.0 if step < 100 else 8.0, "lr_phase": phase})
+        loss = 2.0 if step < 100 else 8.0 if step < 135 else math.nan
+        story.rows({"train_loss_raw": loss, "lr_phase": phase})
 
     reasons = [decision.reason for decision in story.kinds("suppressed")]
     assert bool(story.kinds("incident", "opened")) is not is_search

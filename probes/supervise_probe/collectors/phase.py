@@ -128,10 +128,10 @@ class PhaseCollector(Collector):
         self._schedulers = context.registry.schedulers
         self._scheduler: Callable[[], Any] = _nothing
         self._ends: Any = Ends()
-        self._searched = (-1, 0)  # with so many schedulers and optimizers
+        self._searched = (-1, 0)  # with so many schedulers, for this optimizer
 
     def collect(self, step: Step, values: dict[str, Number]) -> None:
-        if (self._schedulers.changes, len(self._optimizers.known)) != self._searched:
+        if (self._schedulers.changes, self._optimizers.leader()) != self._searched:
             self._search()
         scheduler = self._scheduler() if self._scheduler is not _nothing else None
         if scheduler is not None:
@@ -189,7 +189,7 @@ class PhaseCollector(Collector):
 
     def _search(self) -> None:
         """Look for the scheduler that knows its lengths. A step is over: optimizers are known."""
-        self._searched = self._schedulers.changes, len(self._optimizers.known)
+        self._searched = self._schedulers.changes, self._optimizers.leader()
         optimizers = self._optimizers.living()
         schedule = find_scheduler(list(self._schedulers), optimizers[0]) if optimizers else None
         self._scheduler = _nothing if schedule is None else weakref.ref(schedule)

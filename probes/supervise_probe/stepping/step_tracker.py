@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from .batch_observer import BatchObserver
 
 PATIENCE = 8  # rounds without the last optimizer before the order is learned again
-RETURNS = 8  # trainings in which one before went on: the job takes turns. Project default
+# Trainings in which one before went on: the job takes turns. And shorter ones than LEAST: there are
+# many of these. Project default.
+RETURNS = SHORT = 8
 
 
 class OptimizerRound:
@@ -170,7 +172,7 @@ class StepTracker:
         self._savepoints_part = self._guard.part("savepoints", share=1.0)
         self._began = self._position.step
         self._former: list[weakref.ref[Any]] = []  # optimizers of trainings before
-        self._returns = 0  # trainings in which one of these stepped again
+        self._returns = self._short = 0  # see RETURNS and SHORT
         self._has_former = self._is_due = False
         self._began_ns = 0
         self.on_time = False
@@ -223,6 +225,7 @@ class StepTracker:
         update.scheduled = learning_rate_of(self._torch, optimizer)
         if not started:
             if self._is_due:
+                self._returns += 1  # of those that go on
                 self._begin_training()
             self._commands.run_early_commands()
         self._scale_rate(optimizer, info)
@@ -279,12 +282,15 @@ class StepTracker:
     def _scale_rate(self, optimizer: Any, info: OptimizerInfo) -> None:
         rate, drills, everyone = self._rate, self._drills, self._optimizers.known
         drill = drills.lr_factor() if drills.active else 1.0
-        rate.record_requested_rates(info, optimizer, self._position.step, drill)
+        index = info.first_group
+        if everyone.get(id(optimizer)) is info:
+            leads = not index
+        else:  # it steps for the first time
+            index = sum(member.groups for member in everyone.values())
+            leads = not self._round.members and _takes_over(everyone.values(), info)
+        rate.record_requested_rates(info, optimizer, self._position.step, drill, leads)
         ours = rate.held.now * rate.warming.now
         if drill != 1.0 or ours != 1.0 or rate.hold is not None:
-            index = info.first_group
-            if everyone.get(id(optimizer)) is not info:  # it steps for the first time
-                index = sum(member.groups for member in everyone.values())
             rate.apply(optimizer, drill, index, self._position.step)
 
     def measure(self, update: Update) -> None:
@@ -416,7 +422,7 @@ class StepTracker:
     def _appeared(self, key: int, info: OptimizerInfo, optimizer: Any) -> None:
         """An optimizer steps for the first time: the groups of all are counted again."""
         infos, steps = self._optimizers.known, self._position.step - self._began
-        is_former = any(reference() is optimizer for reference in self._former)
+        is_former = self._count_former([info]) > 0
         if is_former and not self._has_former:
             self._has_former = True
             self._returns += 1
@@ -433,10 +439,15 @@ class StepTracker:
             self._clear_hold()  # groups may be counted otherwise now
         if not infos:
             self._began, self._began_ns = self._position.step, monotonic_ns()
-        self._optimizers.known = order_optimizers(
-            infos, key, info, self._round.members, is_earlier=is_former
-        )
+        earlier = self._count_former(infos.values()) if is_former else len(infos)
+        self._optimizers.known = order_optimizers(infos, key, info, self._round.members, earlier)
         self._process.appeared(optimizer)
+
+    def _count_former(self, infos: Iterable[OptimizerInfo]) -> int:
+        """Return how many of these live and are of a training before."""
+        optimizers = [info.reference() for info in infos]
+        former = [reference() for reference in self._former]
+        return sum(any(optimizer is other for other in former) for optimizer in optimizers)
 
     def _clear_hold(self) -> None:
         if self._rate.hold is not None:
@@ -450,6 +461,8 @@ class StepTracker:
         self._optimizers.known = {}
         self._rate.restore_job_rates()
         self._begin_training()
+        if self._drills.follows:
+            self._reschedule(optimizer)
         self._scale_rate(optimizer, info)
 
     def _begin_training(self) -> None:
@@ -458,6 +471,7 @@ class StepTracker:
         self._clear_hold()
         self._rate.begin_training()
         self._has_former = self._is_due = False
+        self._short += self._position.step - self._began < LEAST
         self._round, self._mark_ns = OptimizerRound(), 0
         self._began, self._began_ns = self._position.step, monotonic_ns()
         self._process.on_other_optimizer()
@@ -467,8 +481,8 @@ class StepTracker:
         must decide the same."""
         if steps >= LEAST:
             return True
-        is_alone = self._position.world_size < 2
-        return is_alone and steps >= FEW and monotonic_ns() - self._began_ns >= LONG_NS
+        may_be_short = self._position.world_size < 2 and self._short < SHORT
+        return may_be_short and steps >= FEW and monotonic_ns() - self._began_ns >= LONG_NS
 
     def infer(self, key: int, number: Optional[int] = None) -> None:
         """Steps end under this key from now on (0: as optimizers do), at `number` if given."""
@@ -499,6 +513,12 @@ def _is_of_another_training(
         and all(new.ids.isdisjoint(info.ids) for info in old)
         and not (takes_turns and any(info.reference() is not None for info in old))
     )
+
+
+def _takes_over(infos: Iterable[OptimizerInfo], new: OptimizerInfo) -> bool:
+    """Whether `new` has parameters of the first of these, or none of them lives."""
+    living = [info for info in infos if info.reference() is not None]
+    return not living or not new.ids.isdisjoint(living[0].ids)
 
 
 class BetweenSteps:

@@ -161,7 +161,9 @@ class Warmup:
 # show it, and its last rate at most. fastai and Lightning go from 1e-7 and 1e-8 over eight decades
 # in 100 steps; a schedule that grows by mistake begins where training does. Project defaults.
 TINY, GROWTH, EVEN, SHOWN, HIGHEST = 1e-5, 1.04, 0.02, 32, 1e3
-FALLEN = 0.5  # of its last rate: the search is over, and its weights are thrown away
+# Of its last rate, within so many steps: the search is over, and its weights are thrown away. It
+# has come further than an even warm-up of four decades does.
+FALLEN, RECENT, RISEN = 0.5, 8, 3e4
 
 
 class RateSearch:
@@ -174,17 +176,22 @@ class RateSearch:
         on: it is under way. over: the rate has just fallen from it.
     """
 
-    __slots__ = ("_factor", "_rate", "_steps", "on", "over")
+    __slots__ = ("_factor", "_first", "_rate", "_since", "_steps", "_top", "on", "over")
 
     def __init__(self) -> None:
         self._rate = self._factor = 0.0  # of the step before; the natural logarithm of the growth
-        self._steps = 0  # that grew so
+        self._first = self._top = 0.0  # rates of the newest search
+        self._since = self._steps = 0  # steps since that; steps that grew evenly
         self.on = self.over = False
 
     def follow(self, rate: Optional[float]) -> None:
         """The job asks for this rate in the step that is about to be made."""
         previous, self._rate = self._rate, rate or 0.0
-        self.over = self.on and self._rate < FALLEN * previous
+        self._since += 1
+        if self.on:
+            self._top, self._since = previous, 0
+        has_fallen = self._rate < FALLEN * self._top and self._top > RISEN * self._first
+        self.over = self._since <= RECENT and has_fallen
         if not self._rate > previous > 0.0:
             self._steps, self.on = 0, False
             return
@@ -196,6 +203,7 @@ class RateSearch:
             if previous > TINY or grown < math.log(GROWTH):
                 self.on = False
                 return
+            self._first = previous
         self._steps += 1
         self.on = self._steps >= SHOWN and self._rate <= HIGHEST
 
@@ -260,16 +268,19 @@ class LearningRate:
         files.replace_file(self._path, json.dumps(document).encode())
 
     def record_requested_rates(
-        self, info: OptimizerInfo, optimizer: Any, step: int, drill: float
+        self, info: OptimizerInfo, optimizer: Any, step: int, drill: float, leads: bool
     ) -> None:
-        """Remember what the job asks for in this step, where the host knows it."""
+        """Remember what the job asks for in this step, where the host knows it.
+
+        leads: its first group is the first of all.
+        """
         rates: list[Optional[float]] = []
         for group in optimizer.param_groups:  # a comprehension is one more call in each step
             rate = group.get("lr")
             rates.append(rate if type(rate) is float else self._on_host(rate))
         if drill != 1.0:
             rates = [None if rate is None else rate * drill for rate in rates]
-        if not info.first_group:
+        if leads:
             self.search.follow(rates[0])
         self.jumps = False
         if not info.rates or info.rates[-1][1] != rates:

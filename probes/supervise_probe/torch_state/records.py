@@ -75,8 +75,7 @@ def order_optimizers(
     key: int,
     new: OptimizerInfo,
     beside: list[int],
-    *,
-    is_earlier: bool = False,
+    earlier: int,
 ) -> dict[int, OptimizerInfo]:
     """Return those whose optimizers live and a `new` one, their groups counted through.
 
@@ -85,16 +84,18 @@ def order_optimizers(
 
     Args:
         beside: keys of those that it steps together with.
-        is_earlier: the new one has stepped before all others, in a training before.
+        earlier: how many of these stepped before it, if it is of a training before.
     """
-    living: dict[int, OptimizerInfo] = {key: new} if is_earlier else {}
+    living: dict[int, OptimizerInfo] = {}
     for number, info in infos.items():
         if number == key or info.reference() is None:
             continue
         if number not in beside and not new.ids.isdisjoint(info.ids):
             living.setdefault(key, new)
         living[number] = info
-    living.setdefault(key, new)
+    if key not in living:
+        ordered = list(living.items())
+        living = dict([*ordered[:earlier], (key, new), *ordered[earlier:]])
     everyone = list(map(weakref.ref, living.values()))  # a cycle would keep weights alive
     for info in living.values():
         info.everyone = everyone
@@ -121,6 +122,10 @@ class Optimizers:
 
     def __init__(self) -> None:
         self.known: dict[int, OptimizerInfo] = {}
+
+    def leader(self) -> int:
+        """Return the id of the first, 0 before there is one."""
+        return next(iter(self.known), 0)
 
     def living(self) -> list[Any]:
         """Return those that the job still holds."""

@@ -395,14 +395,15 @@ def matching_planned_event(
 ) -> str | None:
     """Return the planned event that explains what the rule sees; SEV0 is never explained away.
 
-    A search for the highest rate is one: its loss breaks on purpose, on weights that are dropped.
+    A search for the highest rate explains such ones, too: its loss breaks on purpose, and its
+    weights are dropped.
     """
     planned, step = (*policy.planned, *state.context.planned), monitor.step_of(rule)
     searches = (monitor.value(run_phase.LR_PHASE) or 0.0) >= run_phase.SEARCH
-    if rule.severity == "SEV0" or not (planned or searches):
-        return None
-    if searches and rule_scope.rule_family(policy, rule) == rule_scope.TRAINING:
+    if searches and rule_scope.is_moved_by_rate_search(policy, rule):
         return RATE_SEARCH
+    if rule.severity == "SEV0" or not planned:
+        return None
     if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE | rule_scope.AGE:
         return None
     for event in planned:

@@ -51,6 +51,7 @@ MOVED_BY_SPIKE = frozenset(
 )
 
 
+SKIPS = frozenset(("update_skipped", "skip_reason"))
 AGE = frozenset(("steps_seen",))  # of the run: a rule that begins or ends with it is about the rest
 RETURNED_DATA = "data"  # the cause of a mute: what a rule sees is theirs
 # What a return of other data moves, beside what the spike itself does.
@@ -88,6 +89,13 @@ def rule_family(policy: Policy, rule: Rule) -> str:
         if read <= family_metrics:
             return name
     return DATA if read <= INPUTS else TRAINING
+
+
+def is_moved_by_rate_search(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule sees what a search for the highest rate does to a training."""
+    if rule.severity == "SEV0":  # ranks that drift apart are none of it
+        return rule_metrics(policy, rule) <= MOVED_BY_SPIKE | SKIPS
+    return rule_family(policy, rule) == TRAINING
 
 
 def is_machine_rule(policy: Policy, rule: Rule) -> bool:

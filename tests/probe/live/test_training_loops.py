@@ -253,9 +253,9 @@ def test_the_safeguard_protects_a_weight_that_came_later(probed):
 
 
 TRAININGS = """
-def make():
+def make(rate=0.01):
     model = nn.Linear(4, 4)
-    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+    return model, torch.optim.SGD(model.parameters(), lr=rate)
 
 def backward(pair):
     pair[1].zero_grad()
@@ -283,6 +283,14 @@ for _ in range(70):
     b[1].step()
 """,
     "turns": "for pair in (a, b) * 5:\n    train(pair, 70)",
+    "a latent of its own in each step": """train(a, 64)
+for _ in range(650):
+    b = make()
+    backward(a)
+    backward(b)
+    a[1].step()
+    b[1].step()
+""",
     "inner and outer": "for _ in range(350):\n    train(a, 1)\n    train(make(), 1)",
 }
 
@@ -296,6 +304,7 @@ for _ in range(70):
         ("one that joins", [71]),
         ("one that joins a round", [72]),
         ("turns", [70 * number for number in range(1, 9)]),
+        ("a latent of its own in each step", [66 + 65 * number for number in range(8)]),
         ("inner and outer", [65 + 64 * number for number in range(8)]),
     ],
 )
@@ -308,6 +317,20 @@ def test_an_optimizer_of_other_parameters_begins_a_training(probed, loop, begins
     starts = [notice.step for notice in job.notices if "a new training" in notice.message]
     assert starts == begins
     assert [frame["step"] for frame in job.frames] == list(range(len(job.frames)))
+
+
+def test_optimizers_from_before_keep_their_order_in_the_next_training(probed):
+    """A third one joins two: their groups are those that a later launch counts, too."""
+    loop = """a, b, c = make(0.01), make(0.02), make(0.03)
+for step in range(80):
+    for pair in (a, b, c)[: 3 if step > 40 else 2]:
+        train(pair, 1)
+"""
+    job = probed.run(TRAININGS + loop)
+    names = ("learning_rate", "learning_rate.1", "learning_rate.2")
+    rates = [[frame.get(name) for name in names] for frame in job.frames]
+    assert any("a new training" in notice.message for notice in job.notices)
+    assert rates[-3:] == [[0.01, None, None], [None, 0.02, None], [None, None, 0.03]]
 
 
 def test_a_held_rate_is_let_go_with_the_training_that_it_was_for(probed):
@@ -335,14 +358,22 @@ for step in range(150):
 
 
 @pytest.mark.parametrize(
-    ("start", "factor", "is_search"),
-    [(1e-8, 1.2, True), (1e-6, 1.1, True), (1e-3, 1.02, False), (1e-6, 1.02, False)],
+    ("start", "factor", "is_search", "is_training"),
+    [
+        (1e-8, 1.2, True, True),
+        (1e-7, 1.2, True, True),
+        (1e-7, 1.08, True, False),  # a warm-up rises as far
+        (1e-3, 1.02, False, False),
+        (1e-6, 1.02, False, False),
+    ],
 )
-def test_a_search_for_the_highest_rate_is_a_training_of_its_own(probed, start, factor, is_search):
+def test_a_search_for_the_highest_rate_is_a_training_of_its_own(
+    probed, start, factor, is_search, is_training
+):
     """It begins far below each rate that trains, and grows evenly until it falls."""
     job = probed.run(CLIMB.replace("START", str(start)).replace("FACTOR", str(factor)))
     searches = [frame["step"] for frame in job.frames if frame.get("lr_phase", 0) >= 4]
     starts = [notice.step for notice in job.notices if "a new training" in notice.message]
 
     assert searches == (list(range(32, 100)) if is_search else [])
-    assert starts == ([100] if is_search else [])
+    assert starts == ([100] if is_training else [])
