@@ -23,6 +23,7 @@ FLOAT32 = 2.0**-23  # the distance of 1 to the next float32
 # does so for 32 once in 400 000, and had 4 repetitions in a row long before.
 CHANGES, NEWEST, LONGER, LARGER = 32, 8, 8, 4
 USUAL = 2  # of the newest 8, that stayed for too long: then such stays are no exception
+FEWEST = 2  # values before one that stays; the first step of a training may read others beside it
 UNPROVEN = 2  # of `longest`, times the longest, before the newest 8 show how much lengths differ
 
 
@@ -159,6 +160,8 @@ class EqualWatch(Debounced):
 
         The first may have been there before the first sample.
         """
+        if len(self.steps) <= FEWEST:
+            return False
         starts = [self.steps[0] - 1, *self.steps[1:]]
         strange = {*self.breaches} if len(self._recent_breaches()) < USUAL else ()
         spans = [
