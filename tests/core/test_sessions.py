@@ -176,3 +176,17 @@ def test_a_loss_that_breaks_in_a_search_for_the_highest_rate_opens_nothing(tell,
     assert any("search for the highest learning rate" in text for text in reasons) is is_search
     assert story.state.phase.name == "early"
     assert story.replayed() == story.recorded()
+
+
+def test_spikes_of_optimizers_that_take_turns_are_recorded_only(tell):
+    """Each has a loss of its own. People hear of it once."""
+    story = tell(healthy=100)
+    story.notice("turns", "optimizers of different parameters take turns")
+    story.notice("turns", "optimizers of different parameters take turns")
+    story.frames(8.0, times=20)
+
+    assert story.kinds("incident", "opened") == []
+    told = [message for message in messages(story) if "take turns" in message["title"]]
+    assert [message["severity"] for message in told] == ["SEV2"]
+    assert any("take turns" in decision.reason for decision in story.kinds("suppressed"))
+    assert story.replayed() == story.recorded()

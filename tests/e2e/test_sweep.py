@@ -93,6 +93,38 @@ train(torch.optim.AdamW(model.parameters(), lr=3e-3), 400)
 print("sha", hashlib.sha256(model[0].weight.detach().numpy().tobytes()).hexdigest())
 """
 
+PHASES = """
+import hashlib
+
+def new(outputs):
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, outputs)
+    )
+
+policy, critic, payoff = new(4), new(1), torch.randn(8, 4)
+of_policy = torch.optim.Adam(policy.parameters(), lr=3e-4)
+of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+for epoch in range(16):
+    state = torch.randn(512, 8)
+    before = torch.distributions.Categorical(logits=policy(state).detach())
+    action = before.sample()
+    reward = (state @ payoff).gather(1, action[:, None])[:, 0]
+    advantage = (reward - critic(state)[:, 0]).detach()
+    for _ in range(80):
+        now = torch.distributions.Categorical(logits=policy(state)).log_prob(action)
+        ratio = (now - before.log_prob(action)).exp()
+        loss = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+        of_policy.zero_grad()
+        loss.backward()
+        of_policy.step()
+    for _ in range(80):
+        loss = F.mse_loss(critic(state)[:, 0], reward)
+        of_critic.zero_grad()
+        loss.backward()
+        of_critic.step()
+print("sha", hashlib.sha256(policy[0].weight.detach().numpy().tobytes()).hexdigest())
+"""
+
 LOWERS = """\
 version: supervise/v1
 policy: lowers
@@ -159,6 +191,18 @@ def test_a_search_for_the_rate_is_let_break_and_the_fit_behind_it_is_judged_by_i
     assert run.returncode == 0 and run.stdout == supervise.bare(job).stdout
     assert run.actions == [] and run.kinds("incident", "opened") == []
     assert [note["data"]["last_step"] for note in run.kinds("note", "program-replaced")] == [119]
+
+
+def test_a_job_whose_optimizers_take_turns_is_reported_once(supervise, script):
+    """As of PPO: 80 steps of the policy, then 80 of the critic, whose loss is another one."""
+    job = script(PHASES)
+    run = supervise.run("--policy", "nano", job=job)
+
+    assert run.returncode == 0 and run.stdout == supervise.bare(job).stdout
+    assert run.actions == []
+    assert [message["title"] for message in run.messages if message["severity"] != "INFO"] == [
+        "optimizers of different parameters take turns"
+    ]
 
 
 def test_an_incident_ends_with_its_training(sweep, supervise, tmp_path):

@@ -225,7 +225,7 @@ class StepTracker:
         update.scheduled = learning_rate_of(self._torch, optimizer)
         if not started:
             if self._is_due:
-                self._returns += 1  # of those that go on
+                self._count_return()  # of those that go on
                 self._begin_training()
             self._commands.run_early_commands()
         self._scale_rate(optimizer, info)
@@ -425,7 +425,7 @@ class StepTracker:
         is_former = self._count_former([info]) > 0
         if is_former and not self._has_former:
             self._has_former = True
-            self._returns += 1
+            self._count_return()
         takes_turns = self._returns >= RETURNS
         if self._is_whole_training(steps) and _is_of_another_training(
             infos.values(), info, takes_turns
@@ -448,6 +448,11 @@ class StepTracker:
         optimizers = [info.reference() for info in infos]
         former = [reference() for reference in self._former]
         return sum(any(optimizer is other for other in former) for optimizer in optimizers)
+
+    def _count_return(self) -> None:
+        self._returns += 1
+        if self._returns == RETURNS:
+            self._reporter.notice("turns", "optimizers of different parameters take turns")
 
     def _clear_hold(self) -> None:
         if self._rate.hold is not None:

@@ -47,6 +47,7 @@ BATCH = ("batch_token_entropy", "batch_unique_ratio", "batch_top1_share", "loss_
 COUNTS = ("tokens_per_update",)  # the denominator of a loss
 BEFORE, AFTER, NEAR = 50, 5, 5  # steps around the onset that question 4 looks at
 OUTLIER, OUTLIER_SHARE = 8.0, 0.01  # scales, and least share, of a batch that is unlike the others
+TURNS = "optimizers that take turns"
 RATE_SEARCH = "a search for the highest learning rate"
 OWN_JUMP = 2.0  # times its last value a job's own rate explains what follows; project default
 GRAD, UPDATE = "grad_global_norm", "update_norm"
@@ -396,12 +397,17 @@ def matching_planned_event(
     """Return the planned event that explains what the rule sees; SEV0 is never explained away.
 
     A search for the highest rate explains such ones, too: its loss breaks on purpose, and its
-    weights are dropped.
+    weights are dropped. So do optimizers that take turns, each with a loss of its own.
     """
     planned, step = (*policy.planned, *state.context.planned), monitor.step_of(rule)
     searches = (monitor.value(run_phase.LR_PHASE) or 0.0) >= run_phase.SEARCH
     if searches and rule_scope.is_moved_by_rate_search(policy, rule):
         return RATE_SEARCH
+    if state.context.takes_turns and rule_scope.is_moved_by_turns(policy, rule):
+        readings = monitor.numbers(rule).values()
+        breaching = [reading for reading in readings if reading.get("code") == "BREACH"]
+        is_else = any(r.get("nonfinite") or r.get("metric") == RATE for r in breaching)
+        return None if is_else else TURNS
     if rule.severity == "SEV0" or not planned:
         return None
     if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE | rule_scope.AGE:

@@ -377,6 +377,9 @@ def _notify_people(ctx: StepContext, event: Notice) -> None:
     is_first = event.rank == min(state.monitors, default=event.rank)
     if event.kind == "report" and is_first:
         ctx.send(run_notices.MetricsMissing(severity="SEV2", text=event.message))
+    if event.kind == "turns" and not state.context.takes_turns:
+        state.context.takes_turns = True
+        ctx.send(run_notices.OptimizersTakeTurns(severity="SEV2", text=event.message))
     if event.kind == "discards" and is_first:
         ctx.send(run_notices.UpdatesDiscarded(severity="SEV1", text=event.message))
 

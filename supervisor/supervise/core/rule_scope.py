@@ -91,6 +91,12 @@ def rule_family(policy: Policy, rule: Rule) -> str:
     return DATA if read <= INPUTS else TRAINING
 
 
+def is_moved_by_turns(policy: Policy, rule: Rule) -> bool:
+    """Return whether a rule reads nothing but what is of another size with each optimizer."""
+    read = rule_metrics(policy, rule) - AGE
+    return rule.severity != "SEV0" and bool(read & MOVED_BY_LOSS) and read <= MOVED_BY_SPIKE
+
+
 def is_moved_by_rate_search(policy: Policy, rule: Rule) -> bool:
     """Return whether a rule sees what a search for the highest rate does to a training."""
     if rule.severity == "SEV0":  # ranks that drift apart are none of it

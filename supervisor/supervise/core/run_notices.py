@@ -442,6 +442,12 @@ class MetricsMissing(AsReported, frozen=True, kw_only=True):
     WHAT = "rules that read these metrics are not evaluated"
 
 
+class OptimizersTakeTurns(AsReported, frozen=True, kw_only=True):
+    KIND = WATCHER
+    WHAT = "a spike or a climb of loss, gradient norm or update norm is recorded from now on, and "
+    WHAT += "neither reported nor acted upon; NaN, jumps of the rate, data, hangs and ranks are"
+
+
 class UpdatesDiscarded(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
     WHAT = "the job runs and learns nothing, and no action inside it comes about"

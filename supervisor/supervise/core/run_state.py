@@ -446,6 +446,8 @@ class LossContext:
         data_levels: stretches of other data that incidents were about. data_returned: the frame
             count at which a rule was last muted as such data came back, -1 for never.
         task_turn: the newest stretch of another task, by the two losses; None for none.
+        takes_turns: optimizers of different parameters do, so that losses of several models follow
+            one another.
     """
 
     happened: deque[Happened] = field(default_factory=lambda: deque(maxlen=64))
@@ -455,6 +457,7 @@ class LossContext:
     data_levels: deque[DataLevel] = field(default_factory=lambda: deque(maxlen=8))
     data_returned: int = -1
     task_turn: TaskAlternation | None = None
+    takes_turns: bool = False
 
 
 @dataclass(slots=True)

@@ -164,7 +164,7 @@ class Notice:
     `quarantine`, `rollback-unavailable`, `weights-restored`, `continuity`, `resumed`,
     `resume-refused`, `wiring`, `pause-ended`, `report`, `suspended`, `stopped`, `slow-start`,
     `orphans`, `orphans-left`, `preempt`, `host-health`, `training-ended`, `identity-changed`,
-    `approval-delivered`, `note`);
+    `approval-delivered`, `turns`, `note`);
     `message` is one sentence. What a probe said has the number of its `letter` in the `segment`, as
     `Announced` names it, so that another supervisor knows which letters were taken.
     """
