@@ -84,6 +84,16 @@ def test_what_lasts_is_the_new_level_and_says_what_it_cost(read, calm):
     assert watch.numbers()["median"] == 3.0
 
 
+@pytest.mark.parametrize("every", [3, 4])
+def test_few_rows_that_are_very_high_are_no_loss_that_stays_high(read, calm, every):
+    """As the generator's losses among those of a critic; all of them half a unit up are harm."""
+    watch = calm()
+    turns = [x + 0.3 * (i % every == 0) for i, x in enumerate(_noise(460, seed=5))]
+
+    assert "B" not in read(watch, turns[:400], 400)
+    assert "B" in read(watch, [x + 0.5 for x in turns[400:]], 800)
+
+
 def test_what_was_over_by_itself_is_a_precedent(read, calm):
     """Ten rows eight spreads up are established; with nine of them known, ten are not."""
     watch, twin = calm(), calm()

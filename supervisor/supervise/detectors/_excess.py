@@ -33,6 +33,7 @@ LEAST = 20  # independent rows that must have been seen
 AGES, AGE = 16, 256  # records are kept for 16 ages of 256 rows
 FLOOR, LEAST_SPREAD = 0.002, 1e-9  # share of the prediction, units of the metric
 FAST, JUMP = 8.0, 0.25  # two rows in a row: spreads, share of the prediction
+MOST = 0.75  # of the allowance: what stays high has a higher median, too; our choice
 LASTING = 512  # rows after which an excess is the new level
 ENDS = 16  # rows back in the allowance, at most, until it is over
 FIRST = 8  # rows whose median a loss has fallen from
@@ -204,7 +205,13 @@ class Excess:
         far = u > FAST and x - self.level > JUMP * share and u > 2.0 * max(self.rises)
         twice, self.jumped = far and self.jumped, far
         matters = self.lost > self.margin * share * self.rows
-        return twice or (self.total >= self.limit and matters and self._has_enough())
+        reached = self.total >= self.limit and matters and self._has_enough()
+        return twice or (reached and self._stays())
+
+    def _stays(self) -> bool:
+        """Return whether most rows of the excursion are high, not a few of them very high."""
+        middle = median_of_sorted(sorted(self.waiting))
+        return middle - self.level > MOST * self.allowed * self.spread
 
     def _begins_at_once(self) -> bool:
         """Whether a step explains the excursion, and what was before it, better than a climb."""
