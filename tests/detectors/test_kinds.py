@@ -173,6 +173,20 @@ def test_ratio_rewind_goes_back_to_a_mark_not_far_before(read, step):
     assert watch.numbers()["reference"] == 1.0
 
 
+def test_ratio_a_step_up_that_stayed_is_a_precedent(read):
+    """A ramp doubles; three times as much is news, and so is a step that went again."""
+    spec = Ratio("tokens", fast=1, ref=16, gt=1.5, clear=1.1, freeze=8, min_=4, precedent=1.25)
+    ramp = [8.0] * 20 + [16.0] * 20 + [32.0] * 20
+    watch, again = spec.start(), spec.start()
+
+    assert read(watch, ramp) == "????" + "o" * 16 + "B" * 8 + "o" * 32
+    assert "B" in read(watch, [96.0] * 4, 60)
+    watch.rewind(15)
+    assert "B" in read(watch, [16.0] * 4, 16), "it went back to before the first step up"
+    assert "B" in read(again, [8.0] * 20 + [16.0] * 2 + [8.0] * 20)
+    assert "B" in read(again, [16.0] * 2, 42)
+
+
 # ── robust z and cusum ────────────────────────────────────────────────────────────────────────────
 
 

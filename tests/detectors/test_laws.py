@@ -53,6 +53,7 @@ ALL = {
     "trend_steps": Trend("a", window=32, slope_per_1k_gt=1.0, unit="steps"),
     "ratio": Ratio("a", fast=2, slow=12, gt=1.5, clear=1.2, min_=4, freeze=5),
     "ratio_ref": Ratio("a", fast=2, ref=12, lt=0.5, min_=4, freeze=5),
+    "ratio_ramp": Ratio("a", fast=1, ref=12, gt=1.2, min_=4, freeze=5, precedent=1.1),
     "record": Record("a", gt=1.5, ref=5, window=12, min_=4, calm=2),
     "trend": Trend("a", window=32, slope_per_1k_gt=1.0),
     "rate_guard": RateGuard(("a", "b"), settle=4, min_=3, freeze=5),

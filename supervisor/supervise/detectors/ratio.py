@@ -15,7 +15,7 @@ from ..core.model.decisions import BREACH, OK, UNKNOWN
 from ..core.model.interfaces import HAS_NOTE, REBASELINE, Note, Reading
 from ..core.model.payload import Json, Payload
 from ..core.model.values import Unit
-from ._baseline import Baseline, FlaggedSamples, median_of_sorted
+from ._baseline import Baseline, FlaggedSamples, cut_lists_after, median_of_sorted
 from ._watch import LEAST, NEVER, Memory, MetricDetector, check_bounds, explain_lacks
 
 MARK_EVERY = 16  # known samples between two states kept for `rewind`
@@ -30,7 +30,8 @@ class Ratio(MetricDetector):
     The reference is the `slow` average, or the median of the `ref` samples before this one: give
     one of them. Samples that breach do not enter it; when `freeze` of the newest 2 * `slow` (or
     `ref`) samples breached, it starts again from the newest `freeze`, with a `rebaseline` note. It
-    lasts until the ratio is past `clear`.
+    lasts until the ratio is past `clear`. With `precedent` a ratio of at most so many times the
+    greatest step by which the reference was replaced before is OK: the next stage of a ramp.
 
     It answers after `min` samples, long before the reference is full: a ratio needs no scale.
     With `unit: steps` all are steps of the job, the median is over steps, and 12 samples (3 for
@@ -55,6 +56,7 @@ class Ratio(MetricDetector):
     clear: float | None = None  # a ratio too; None: the bound itself
     min_: int = 8  # samples; project default
     freeze: int = 64  # breaching samples that may be kept out; project default
+    precedent: float | None = None  # times a step up that stayed; needs `gt` and `ref`
     unit: Unit = "rows"  # of these; steps: of the job, for a sampled metric, and needs `ref`
 
     def start(self) -> RatioWatch:
@@ -66,6 +68,10 @@ class Ratio(MetricDetector):
             wrong.append(("slow", "give exactly one of `slow`, `ref`"))
         elif self.unit == "steps" and self.ref is None:
             wrong.append(("unit", "steps needs `ref`"))
+        if self.precedent is not None and not 0.0 < self.precedent < math.inf:
+            wrong.append(("precedent", f"must be a positive number, not {self.precedent}"))
+        elif self.precedent is not None and (self.gt is None or self.ref is None):
+            wrong.append(("precedent", "needs `gt` and `ref`"))
         if self.fast < 1:
             wrong.append(("fast", f"must be at least 1 step, not {self.fast}"))
         reference = self.slow or self.ref or 0
@@ -82,6 +88,7 @@ class RatioWatch(Memory):
     """Two averages, or one and a window.
 
     `fast_n` and `slow_n` are the effective numbers of samples, `marks` old states to go back to.
+    `stages` are the steps at which the reference was replaced, `steps_up` by which ratio.
     """
 
     def __init__(self, spec: Ratio) -> None:
@@ -106,6 +113,8 @@ class RatioWatch(Memory):
         self.known = NEVER  # the newest known sample, or the step gone back to
         self.freeze = FlaggedSamples(2 * (self.spec.slow or 1), self.spec.freeze)
         self.marks: list[tuple[int, int, float, float, float, float]] = []
+        self.stages: list[int] = []
+        self.steps_up: list[float] = []
         self._restore((-1, 0, 0.0, 0.0, 0.0, 0.0))
 
     def _restore(self, mark: tuple[int, int, float, float, float, float]) -> None:
@@ -148,10 +157,11 @@ class RatioWatch(Memory):
             now = self.now = fast / reference
             self.reference = reference
             breach = now > self.bound if self.upper else now < self.bound
-            self.raw = BREACH if breach else OK
-            if self.firing or breach:
+            is_news = breach and not self._has_precedent(now)
+            self.raw = BREACH if is_news else OK
+            if self.firing or is_news:
                 is_held = now > self.release if self.upper else now < self.release
-                self.firing = breach or is_held
+                self.firing = is_news or is_held
             code = BREACH if self.firing else OK
         if breach:
             code |= self._flag(sample, step)
@@ -165,6 +175,10 @@ class RatioWatch(Memory):
             self._mark(step)
         return code
 
+    def _has_precedent(self, ratio: float) -> bool:
+        factor = self.spec.precedent
+        return factor is not None and ratio <= factor * max(self.steps_up, default=0.0)
+
     def _flag(self, sample: float, step: int) -> int:
         """Keep the sample out of the reference; NOTE if the reference was replaced."""
         if self.base is not None:
@@ -172,6 +186,9 @@ class RatioWatch(Memory):
                 return 0
             self.base.refit()
             level = median_of_sorted(self.base.ordered)
+            if self.spec.precedent is not None:
+                self.stages.append(step)
+                self.steps_up.append(level / self.reference)
         else:
             if not self.freeze.add_and_check_limit(step, sample, True):
                 return 0
@@ -197,6 +214,7 @@ class RatioWatch(Memory):
             self.marks.pop()
         self._restore(self.marks[-1] if self.marks else (-1, 0, 0.0, 0.0, 0.0, 0.0))
         self.known = step
+        cut_lists_after(step, self.stages, self.steps_up)
         if self.base is not None:
             self.base.rewind(step)
 
