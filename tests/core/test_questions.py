@@ -118,10 +118,10 @@ def test_a_loss_that_stays_nan_is_not_contained(tell):
 
 @pytest.mark.parametrize(
     ("severity", "fall", "message"),
-    [("SEV2", 0.0, "INFO"), ("SEV2", 0.01, "SEV2"), ("SEV1", 0.0, "SEV1")],
+    [("SEV2", 0.0, "INFO"), ("SEV2", 0.01, "INFO"), ("SEV1", 0.0, "SEV1"), ("SEV1", 0.01, "SEV1")],
 )
-def test_of_what_can_wait_and_is_no_objective_undecided_is_no_alarm(tell, severity, fall, message):
-    """As of a policy gradient. A loss that was learned and is up for good is news again."""
+def test_of_what_can_wait_undecided_is_no_alarm(tell, severity, fall, message):
+    """A policy gradient; and a loss that was learned and is up for good, as was reported."""
     detectors = {"high": above("train_loss_raw", 7.0), "fell": Descent("train_loss_raw")}
     story = watch_only(tell, **rules_of(detectors, ("high", severity)))
     calm = [2.0 + fall * max(0, 200 - i) + 0.02 * (i % 3) for i in range(300)]
@@ -130,6 +130,22 @@ def test_of_what_can_wait_and_is_no_objective_undecided_is_no_alarm(tell, severi
     (notice,) = (m for m in messages(story) if m["form"] == "Diagnosed")
     assert notice["title"] == "inc-1: diagnosis: undecided"
     assert notice["severity"] == message
+
+
+@pytest.mark.parametrize(
+    ("update", "entropy", "message"), [(0.1, 3.0, "INFO"), (0.5, 3.0, "SEV2"), (0.1, 5.4, "SEV2")]
+)
+def test_a_loss_that_is_higher_for_a_term_is_reported_once(tell, update, entropy, message):
+    """Its norms are as before, and nothing else happened."""
+    detectors = {"high": above("train_loss_raw", 3.0)}
+    story = watch_only(tell, **rules_of(detectors, ("high", "SEV2")))
+    story.rows(*evaluated(300), *[row(4.0, batch_token_entropy=entropy)] * 3)
+    story.rows(*evaluated(400, 4.0, 4.2, update_norm=update))
+
+    fires, diagnosed, *_ = messages(story)
+    assert (fires["severity"], diagnosed["severity"]) == ("SEV2", message)
+    is_quiet = message == "INFO"
+    assert ("if it was meant: nothing to do" in diagnosed["next"]) is is_quiet
 
 
 def test_question_four_knows_what_happened(tell):

@@ -9,7 +9,7 @@ import pytest
 from supervise.actions import CheckWeights, Snapshot, Stop
 from supervise.core import TaskAlternation, explain_withdrawal, plan_context
 from supervise.core.model import Approval, Beat, Budget, Frame, JobSettings, Runbook, Tick
-from supervise.detectors import Absence, Nonfinite
+from supervise.detectors import Absence, Nonfinite, Threshold
 
 from .conftest import (
     NAMES,
@@ -22,6 +22,7 @@ from .conftest import (
     messages,
     one_rule,
     rule_on,
+    rules_of,
     runbook_of,
 )
 
@@ -345,9 +346,44 @@ def test_the_end_puts_no_checkpoint_in_doubt_whose_weights_were_tested(tell, ans
 
     (end,) = [m for m in messages(story) if m["title"] == "inc-1: closed"]
     assert ("use no checkpoint" in end["next"]) is not sound
+    assert (end["severity"] == "INFO") is sound
     if sound:
         assert "the loss is not back so far: the weights show no damage" in end["verdict"]
         assert end["next"].startswith("the weights are good: find what changed at step 40")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_loss_with_another_term_is_one_message_above_info(tell, code):
+    """It jumps, stays, and a second rule about it joins; but a job that fails is news."""
+    detectors = {
+        "spike.high": above("train_loss_raw", 5.0),
+        "harm.stays": Threshold("train_loss_raw", gt=5.0, for_=30),
+    }
+    changes = rules_of(detectors, ("spike.high", "SEV1", "back"), ("harm.stays", "SEV1"))
+    story = asked(tell, *[GOOD] * 9, changes=changes)
+    story.frames(7.5, times=200)
+    story.exit(code)
+
+    assert "harm.stays" in story.kinds("incident", "joined")[0].reason
+    texts = [(m["severity"], m["form"]) for m in messages(story)]
+    assert texts[:2] == [("SEV1", "RuleFires"), ("INFO", "ActionWithdrawn")]
+    assert {severity for severity, _ in texts[2:]} == {"SEV1" if code else "INFO"}
+
+
+def test_a_second_onset_behind_good_weights_is_news(tell):
+    """What began before they were tested is known; what begins later is not."""
+    detectors = {
+        "spike.high": above("train_loss_raw", 5.0),
+        "harm.higher": above("train_loss_raw", 9.0),
+    }
+    changes = rules_of(detectors, ("spike.high", "SEV1", "back"), ("harm.higher", "SEV1"))
+    story = asked(tell, *[GOOD] * 9, changes=changes)
+    story.frames(7.5, times=60)
+    before = len(messages(story))
+    story.frames(12.0)
+
+    joined = messages(story)[before]
+    assert (joined["severity"], joined["facts"]["rule"]) == ("SEV1", "harm.higher")
 
 
 @pytest.mark.parametrize(("loss", "sound"), [(2.0, True), (8.0, False), (None, False)])
@@ -497,7 +533,8 @@ def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_p
     assert "touch" not in verbs(story) and verbs(story).count("check_weights") > 1
     reason = story.kinds("abort", "withdrawn")[0].reason
     assert "other data come in: their loss is 5, 2.02 was expected" in reason
-    assert len([m for m in messages(story) if "is called off" in m["title"]]) == 1
+    (called_off,) = [m for m in messages(story) if "is called off" in m["title"]]
+    assert called_off["severity"] == "INFO"
 
 
 def test_running_statistics_that_are_broken_are_not_called_good_by_the_probe_batch(tell):

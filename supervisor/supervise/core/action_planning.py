@@ -23,12 +23,18 @@ from .frames import LOSS
 from .incident import Incident, RunbookExecution, WithdrawnRunbook
 from .model.action import PlanContext, Refused
 from .model.checkpoint_registry import Checkpoint
-from .model.decisions import ACTING_MODES, PlannedStep
+from .model.decisions import (
+    ACTING_MODES,
+    JOB_ENDED,
+    REBASELINED,
+    IncidentClosed,
+    PlannedStep,
+)
 from .model.payload import Outcome, Payload, RollbackArgs, WeightsArgs
 from .model.policy import Policy, Runbook
 from .rank_monitor import RankMonitor
 from .run_state import Happened, State, StepContext
-from .spike_classifier import GOOD_WEIGHTS
+from .spike_classifier import GOOD_WEIGHTS, is_loss_normal_again
 from .trends import DataLevel, InputChange, LossCourse, TaskAlternation
 
 
@@ -645,12 +651,42 @@ def is_affordable(policy: Policy, state: State, incident: Incident, book: Runboo
     return holds_rate and not refusal and not any(spent)
 
 
+def is_loss_all(state: State, incident: Incident) -> bool:
+    """Return whether all that is wrong is how high a loss is: it was tested that no damage is why.
+
+    The weights were good, or the loss of the probe batch that of weights that meet other data.
+    """
+    check = incident.deferred.weights_check
+    if incident.severity == "SEV0" or incident.case.excursion.bad_losses or check is None:
+        return False
+    return (check.good or check.other_data) and _is_unharmed_since(state, incident, check)
+
+
+def is_end_known(policy: Policy, state: State, incident: Incident, closed: IncidentClosed) -> bool:
+    """Return whether an end says no more than that a loss is high, or was, and does no damage.
+
+    A job that failed is news, and so is what anything but the loss and its norms tells.
+    """
+    is_well = closed.outcome == JOB_ENDED and closed.returncode == 0
+    rules = (rule for rule in policy.rules if rule.id in incident.rules and rule.severity != "SEV2")
+    if closed.spike is None or not (is_well or closed.outcome == REBASELINED):
+        return False
+    if not all(rule_scope.is_moved_by_data(policy, rule) for rule in rules):
+        return False
+    is_normal = is_loss_normal_again(closed.spike)
+    return is_normal or is_loss_all(state, incident)
+
+
 def are_weights_sound(state: State, incident: Incident) -> bool:
     """Return whether the weights were tested and good, and nothing went wrong with them since.
 
     That the loss stays where it was then is no news: it was that high with these weights.
     """
     check = incident.deferred.weights_check
-    if check is None or not check.good or incident.case.rolled_back or incident.is_held:
+    return check is not None and check.good and _is_unharmed_since(state, incident, check)
+
+
+def _is_unharmed_since(state: State, incident: Incident, check: WithdrawnRunbook) -> bool:
+    if incident.case.rolled_back or incident.is_held:
         return False
     return not _harm_since(state, incident, check)

@@ -39,7 +39,6 @@ from .model.decisions import (
 from .model.interfaces import Advice, AdviceSteps
 from .model.payload import Outcome
 from .model.policy import Policy, Runbook
-from .model.verdicts import Verdict
 from .notices import Cause
 from .rank_monitor import RankMonitor
 from .run_state import State, StepContext
@@ -239,8 +238,7 @@ def close_incident(
 
 
 def _notify_end(ctx: StepContext, incident: Incident, closed: IncidentClosed, then: Advice) -> None:
-    is_notice = bool(closed.superseded_by)
-    is_notice |= _is_over_by_itself(incident, closed.outcome, closed.spike)
+    is_notice = bool(closed.superseded_by) or _is_over_by_itself(ctx, incident, closed)
     notice = notices.Closed(
         severity="INFO" if is_notice else incident.severity,
         incident=incident.id,
@@ -251,10 +249,11 @@ def _notify_end(ctx: StepContext, incident: Incident, closed: IncidentClosed, th
     ctx.send(notice)
 
 
-def _is_over_by_itself(incident: Incident, outcome: str, verdict: Verdict | None) -> bool:
+def _is_over_by_itself(ctx: StepContext, incident: Incident, closed: IncidentClosed) -> bool:
     """Return whether an end is no alarm; who heard of it hears of its end whatever its severity."""
-    escalation, is_quiet = incident.escalation, outcome == CLEARED
+    escalation, verdict, is_quiet = incident.escalation, closed.spike, closed.outcome == CLEARED
     if escalation.runs:
+        is_quiet |= action_planning.is_end_known(ctx.policy, ctx.state, incident, closed)
         return is_quiet and escalation.runs == escalation.called_off
     is_left = verdict is not None and not spike_classifier.is_loss_normal_again(verdict)
     return incident.severity == "SEV2" or (is_quiet and not is_left)

@@ -361,7 +361,9 @@ def _joins(
     """Let a rule join the open incident; return whether that is news to people."""
     policy, idle = ctx.policy, incident.run is None
     worse = SEVERITIES.index(rule.severity) < SEVERITIES.index(incident.severity)
-    news = rule_news.is_join_worth_reporting(policy, ctx.state, incident, rule, text, raised=worse)
+    news = rule_news.is_join_worth_reporting(
+        policy, ctx.state, incident, rule, text, raised=worse, breach=breach
+    )
     begins = idle and incident.phase == OPEN and not rule_scope.is_machine_rule(policy, rule)
     begins = begins and not rule_scope.may_speak_against_weights(policy, incident)
     raised = incident.join(rule.id, rule.severity)

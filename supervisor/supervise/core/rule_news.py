@@ -56,14 +56,24 @@ def record_breaches(policy: Policy, state: State, incident: Incident) -> None:
 
 
 def is_join_worth_reporting(
-    policy: Policy, state: State, incident: Incident, rule: Rule, text: str, *, raised: bool
+    policy: Policy,
+    state: State,
+    incident: Incident,
+    rule: Rule,
+    text: str,
+    *,
+    raised: bool,
+    breach: int,
 ) -> bool:
     """Return whether people hear of a rule that joins an incident, before it has joined.
 
     A worse one is always news. A SEV0 is unless a message has just said it, in a hold once in
     AGAIN frames, as nothing follows it there; a SEV1 is once, unless the newest message is about
-    the same, by a rule as grave; a notice is where it explains the others, or tells of
-    another kind of trouble, but not within something worse.
+    the same, by a rule as grave, or the outcome of an action is or will be; a notice is where it
+    explains the others, or tells of another kind of trouble, but not within something worse.
+
+    Args:
+        breach: the first step that may be part of what the rule tells.
     """
     report, now = state.rules.reported.get(rule.id), state.frame_count
     since = (
@@ -88,6 +98,10 @@ def is_join_worth_reporting(
     is_one_spike = rule_scope.has_as_grave(policy, incident, rule) or rule_scope.may_be_one_spike(
         policy, incident, rule
     )
+    # The outcome of an action follows, or was of a trouble that had begun by then.
+    check, is_asked = incident.deferred.weights_check, state.approvals.pending is not None
+    is_known = incident.run is not None or (check is not None and breach <= check.step)
+    together |= is_known and not is_asked
     return text != incident.headline and not (together and is_one_spike)
 
 

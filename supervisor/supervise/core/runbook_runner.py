@@ -671,8 +671,13 @@ def _stop_acting(
     incident.escalation.called_off += 1
     if not run.terms.repeated:
         then = advice.advise_after_withdrawal(ctx.policy, ctx.state, incident)
+        # People know of the loss by then; good weights ask for nothing, other data do.
+        check = incident.deferred.weights_check
+        is_harmless = then.lead is not None and check is not None and not check.changed
+        is_harmless &= action_planning.is_loss_all(ctx.state, incident)
+        severity = CALLED_OFF.get(then.lead, incident.severity)
         withdrawn = notices.ActionWithdrawn(
-            severity=CALLED_OFF.get(then.lead, incident.severity),
+            severity="INFO" if is_harmless else severity,
             incident=incident.id,
             runbook=run.runbook.name,
             cause=str(reason),

@@ -145,6 +145,22 @@ def is_loss_normal_again(verdict: Verdict) -> bool:
     return verdict.kind in (SpikeClass.NO_EXCURSION, SpikeClass.RECOVERABLE)
 
 
+def is_unexplained(verdict: Verdict) -> bool:
+    """Return whether nothing is known of a loss that is high but that it is high.
+
+    Its norms are as before, or the loss is no objective; and nothing else happened.
+    """
+    if verdict.kind == SpikeClass.UNDECIDED and verdict.no_objective:
+        return True
+    kinds = (SpikeClass.PLATEAU, SpikeClass.ARTEFACT, SpikeClass.UNDECIDED)
+    questions = verdict.questions
+    return (
+        verdict.kind in kinds
+        and questions.norms_stayed.answer == YES
+        and not questions.else_happened.events
+    )
+
+
 def wiring_faults(verdict: Verdict) -> list[ContextEvent]:
     """Return the faults of the job's wiring that were on record by the onset."""
     events = verdict.questions.else_happened.events
