@@ -370,6 +370,18 @@ def test_a_loss_with_another_term_is_one_message_above_info(tell, code):
     assert {severity for severity, _ in texts[2:]} == {"SEV1" if code else "INFO"}
 
 
+def test_a_job_may_end_while_evidence_is_taken_of_a_loss_that_did_no_damage(tell):
+    def answer(key):
+        return {"loss": GOOD, "was": WAS} if "check_weights" in key else None
+
+    story = asked(tell, changes={"answer": answer})
+    story.frames(7.5, times=3)
+    story.exit(0)
+
+    assert verbs(story) == ["check_weights", "snapshot"]
+    assert [m["severity"] for m in messages(story) if m["title"] == "inc-1: closed"] == ["INFO"]
+
+
 def test_a_second_onset_behind_good_weights_is_news(tell):
     """What began before they were tested is known; what begins later is not."""
     detectors = {

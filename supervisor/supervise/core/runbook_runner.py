@@ -590,6 +590,7 @@ def _untry(
         RunbookWithdrawn(reason=text, runbook=name, cause=str(reason), action=action, result=result)
     )
     run.failure.withdrawn_at = state.step
+    incident.escalation.called_off += 1  # its evidence may still be under way
     incident.escalation.level = run.terms.entry_level
     state.history.tried_runbooks.pop(run.runbook.name, None)
     state.history.cooldown.pop(incident.trigger.asked_by, None)
@@ -668,7 +669,6 @@ def _stop_acting(
     incident.reopen()
     if not incident.is_held:
         ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
-    incident.escalation.called_off += 1
     if not run.terms.repeated:
         then = advice.advise_after_withdrawal(ctx.policy, ctx.state, incident)
         # People know of the loss by then; good weights ask for nothing, other data do.
