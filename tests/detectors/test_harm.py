@@ -84,14 +84,25 @@ def test_what_lasts_is_the_new_level_and_says_what_it_cost(read, calm):
     assert watch.numbers()["median"] == 3.0
 
 
-@pytest.mark.parametrize("every", [3, 4])
+@pytest.mark.parametrize("every", [6, 8])
 def test_few_rows_that_are_very_high_are_no_loss_that_stays_high(read, calm, every):
     """As the generator's losses among those of a critic; all of them half a unit up are harm."""
     watch = calm()
-    turns = [x + 0.3 * (i % every == 0) for i, x in enumerate(_noise(460, seed=5))]
+    turns = [x + 0.3 * (i % every == 0) for i, x in enumerate(_noise(1060, seed=5))]
 
-    assert "B" not in read(watch, turns[:400], 400)
-    assert "B" in read(watch, [x + 0.5 for x in turns[400:]], 800)
+    assert "B" not in read(watch, turns[:1000], 400)
+    assert "B" in read(watch, [x + 0.5 for x in turns[1000:]], 1400)
+
+
+@pytest.mark.parametrize("spreads", [15, 40])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_good_share_of_very_high_rows_is_harm(read, calm, seed, spreads):
+    """As where one of three shards is broken; what waits for it is no reference of its own."""
+    watch, drawn = calm(), random.Random(seed)
+    mixed = [x + spreads * SPREAD * (drawn.random() < 0.3) for x in _noise(400, seed + 40)]
+
+    assert "B" in read(watch, mixed, 400)
+    assert watch.numbers()["median"] < LEVEL + 2 * SPREAD
 
 
 def test_what_was_over_by_itself_is_a_precedent(read, calm):

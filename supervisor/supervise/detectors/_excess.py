@@ -33,7 +33,9 @@ LEAST = 20  # independent rows that must have been seen
 AGES, AGE = 16, 256  # records are kept for 16 ages of 256 rows
 FLOOR, LEAST_SPREAD = 0.002, 1e-9  # share of the prediction, units of the metric
 FAST, JUMP = 8.0, 0.25  # two rows in a row: spreads, share of the prediction
-MOST = 0.75  # of the allowance: what stays high has a higher median, too; our choice
+# What stays high has a median above this share of the allowance; of others it is seen after many
+# rows how many of them are high: a generator's among its critic's are one in six. Our choice.
+MOST, MANY, SHARE, HIGH = 0.75, 256, 0.2, 2.5
 LASTING = 512  # rows after which an excess is the new level
 ENDS = 16  # rows back in the allowance, at most, until it is over
 FIRST = 8  # rows whose median a loss has fallen from
@@ -96,6 +98,7 @@ class Excess:
         lost: their sum above `level`, the prediction. total: their evidence, at most `limit`.
         on: rows since the excess was established, 0 when it is not.
         is_step: the excess that was established came at once, and did not climb to it.
+        has_reached: the evidence is enough; where most rows are usual ones, more are awaited.
         first: the first row of the run.
         drop, rise: the largest fall and the largest rise of the level until now, from the first
             rows on; of a climb that was over by itself its mean. A step is no wandering.
@@ -126,7 +129,7 @@ class Excess:
         self.total = self.peak = self.lost = 0.0
         self.rows = self.on = 0
         self.jumped = False  # the newest row was far out
-        self.is_step = False
+        self.is_step = self.has_reached = False
 
     def copy(self) -> Excess:
         twin = object.__new__(Excess)
@@ -188,11 +191,13 @@ class Excess:
         self.lost += x - self.level
         if self._is_established(x, u):
             self.on, self.total = 1, self.limit  # two rows that far out count as reaching it
-            self.is_step = self._begins_at_once()
             return ESTABLISHED
+        if self.has_reached and self.rows < MANY:
+            self.total = min(total, 2.0 * self.limit)  # so it ends soon after the high rows do
+            return SUSPECTED
         enough = self._has_enough()
         if (enough and total >= 2.0 * self.limit) or self.rows > self.window // 2:
-            self._take_in(self.waiting)  # real and too small to matter, or too long for the start
+            self._take_in(self.waiting)  # too small or too few to matter, or too long for the start
             self.forget_excursion()
             return QUIET
         return SUSPECTED if total >= self.suspect else QUIET
@@ -206,12 +211,22 @@ class Excess:
         twice, self.jumped = far and self.jumped, far
         matters = self.lost > self.margin * share * self.rows
         reached = self.total >= self.limit and matters and self._has_enough()
-        return twice or (reached and self._stays())
+        if twice or (reached and not self.has_reached) or (self.has_reached and self._stays()):
+            self.is_step = self._begins_at_once()
+        self.has_reached |= reached
+        return twice or (self.has_reached and matters and (self._stays() or self._is_often_high()))
 
     def _stays(self) -> bool:
-        """Return whether most rows of the excursion are high, not a few of them very high."""
-        middle = median_of_sorted(sorted(self.waiting))
-        return middle - self.level > MOST * self.allowed * self.spread
+        """Return whether most of the newest rows are high."""
+        newest = sorted(self.waiting[-self.window // 2 :])
+        return median_of_sorted(newest) - self.level > MOST * self.allowed * self.spread
+
+    def _is_often_high(self) -> bool:
+        """Return whether a good share of many rows is high."""
+        if self.rows < MANY:
+            return False
+        lowest = sorted(self.waiting)[-int(SHARE * self.rows)]
+        return lowest - self.level > HIGH * self.allowed * self.spread
 
     def _begins_at_once(self) -> bool:
         """Whether a step explains the excursion, and what was before it, better than a climb."""
