@@ -15,6 +15,7 @@ from .conftest import (
     NAMES,
     NAN,
     SECOND,
+    Reach,
     Story,
     Touch,
     Verify,
@@ -370,6 +371,67 @@ def test_a_loss_with_another_term_is_one_message_above_info(tell, code):
     assert {severity for severity, _ in texts[2:]} == {"SEV1" if code else "INFO"}
 
 
+MORE = (*NAMES, "val_loss", "max_attn_logit", "batch_top1_share")
+
+
+def followed(tell, *later):
+    """Messages on a job whose loss jumps, with good weights, 400 rows and code 0 after it.
+
+    Args:
+        later: rows from step 41 on, the last one until the end; evaluations only now and then.
+    """
+    detectors = {"high": above(NAMES[0], 3.0), "attention": above("max_attn_logit", 50.0)}
+    rules = rules_of(detectors, ("high", "SEV1", "back"), ("attention", "SEV1"))
+    usual = {NAMES[0]: 2.0, NAMES[1]: 1.0, "max_attn_logit": 9.0, "batch_top1_share": 0.05}
+    good = {"loss": GOOD, "was": WAS}
+    story = checked(tell, lambda key: good, 3.0, again=40, names=MORE, **rules)
+    rows = [*[{}] * 40, {NAMES[0]: 4.0}, *later, *[later[-1]] * (400 - len(later))]
+    for i, row in enumerate(rows):
+        values = usual | {"val_loss": 2.2} | row
+        due = (k for k in values if k != "val_loss" or i % 8 == 0)
+        story.rows({k: values[k] for k in due if values[k] is not None})
+    story.exit(0)
+    return [(m["form"], m["severity"]) for m in messages(story) if m["form"] != "JobFinished"]
+
+
+UP = {NAMES[0]: 4.0}
+
+
+def test_what_follows_good_weights_is_info_where_only_the_loss_has_moved(tell):
+    after = [(form, "INFO") for form in ("ActionWithdrawn", "Diagnosed", "Closed")]
+
+    assert followed(tell, UP) == [("RuleFires", "SEV1"), *after]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [UP | {NAMES[1]: 2.0}],
+        [UP | {NAMES[1]: 0.1}],
+        [UP | {"val_loss": 4.4}],
+        [UP, {NAMES[0]: NAN, NAMES[1]: NAN}, UP],
+        [UP | {"max_attn_logit": 99.0}],
+        [UP | {"batch_top1_share": 1.0}],
+        [{NAMES[0]: 4.0 + 0.01 * i + 0.4 * (i % 3)} for i in range(400)],
+        [{NAMES[0]: None}],
+    ],
+    ids=[
+        "norms-up",
+        "norms-gone",
+        "evaluation",
+        "nonfinite",
+        "attention",
+        "one-token",
+        "climb",
+        "no-loss",
+    ],
+)
+def test_more_than_a_high_loss_is_news_behind_good_weights(tell, later):
+    severities = dict(followed(tell, *later))
+
+    assert (severities["Diagnosed"], severities["Closed"]) == ("SEV1", "SEV1")
+
+
 def test_a_job_may_end_while_evidence_is_taken_of_a_loss_that_did_no_damage(tell):
     def answer(key):
         return {"loss": GOOD, "was": WAS} if "check_weights" in key else None
@@ -396,6 +458,25 @@ def test_a_second_onset_behind_good_weights_is_news(tell):
 
     joined = messages(story)[before]
     assert (joined["severity"], joined["facts"]["rule"]) == ("SEV1", "harm.higher")
+
+
+@pytest.mark.parametrize("loss", [GOOD, None], ids=["evidence under way", "unjudged"])
+def test_a_rule_that_joins_is_news_where_no_outcome_reports_it(tell, loss):
+    detectors = {
+        "spike.high": above("train_loss_raw", 5.0),
+        "harm.stays": Threshold("train_loss_raw", gt=7.0, for_=25),
+    }
+    rules = rules_of(detectors, ("spike.high", "SEV1", "back"), ("harm.stays", "SEV1"))
+
+    def answer(key):
+        return {"loss": loss, "was": WAS} if "check_weights" in key else None if loss else {}
+
+    story = checked(tell, None, 5.0, again=200, healthy=40, **rules | {"answer": answer})
+    story.frames(8.0, *[6.0 if loss else 7.5] * 8)
+    story.frames(7.5, times=30)
+
+    joined = [m["severity"] for m in messages(story) if m["facts"].get("rule") == "harm.stays"]
+    assert joined == ["SEV1"]
 
 
 @pytest.mark.parametrize(("loss", "sound"), [(2.0, True), (8.0, False), (None, False)])
@@ -546,7 +627,7 @@ def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_p
     reason = story.kinds("abort", "withdrawn")[0].reason
     assert "other data come in: their loss is 5, 2.02 was expected" in reason
     (called_off,) = [m for m in messages(story) if "is called off" in m["title"]]
-    assert called_off["severity"] == "INFO"
+    assert called_off["severity"] == "SEV1"
 
 
 def test_running_statistics_that_are_broken_are_not_called_good_by_the_probe_batch(tell):
@@ -637,3 +718,23 @@ def test_a_turn_of_tasks_is_a_loss_that_rose_as_far_from_where_it_was(before, si
     turn = TaskAlternation(step=40, loss_before=2.0, peak=6.0)
     losses = [*enumerate([*before, *since], start=100)]
     assert bool(turn.describe_recurrence(losses, 140)) == is_turn
+
+
+@pytest.mark.parametrize(("outcome", "severity"), [(({}, "gone"), "SEV0"), (None, "SEV1")])
+def test_an_end_is_news_where_what_was_done_could_not_be_taken_back(tell, outcome, severity):
+    """Its loss is back by then, and so the stop was called off."""
+
+    def answer(key):
+        return outcome if "undo" in key else None if "snapshot" in key else {}
+
+    books = {"end": runbook_of("end", Reach(), Snapshot(), Stop())}
+    rule = one_rule(above(NAMES[0], 5.0), "SEV1", "end")
+    made = {"runbooks": {**tell().policy.runbooks, **books}, "budgets": {"all": Budget(99)}}
+    story = tell(**rule, **made, answer=answer, healthy=40, then=8.0)
+    story.frames(2.0, times=30)
+    story.finish(story.actions()[-1], {})
+    story.frames(2.0, times=60)
+    assert verbs(story) == ["reach", "snapshot", "untouch"]
+    story.exit(0)
+
+    assert [m["severity"] for m in messages(story) if m["form"] == "Closed"] == [severity]

@@ -32,9 +32,10 @@ from .model.decisions import (
 )
 from .model.payload import Outcome, Payload, RollbackArgs, WeightsArgs
 from .model.policy import Policy, Runbook
+from .model.verdicts import Verdict
 from .rank_monitor import RankMonitor
 from .run_state import Happened, State, StepContext
-from .spike_classifier import GOOD_WEIGHTS, is_loss_normal_again
+from .spike_classifier import GOOD_WEIGHTS, is_loss_normal_again, proves_harm
 from .trends import DataLevel, InputChange, LossCourse, TaskAlternation
 
 
@@ -581,6 +582,7 @@ def reduce_to_evidence(
     if old is not None:
         waits, event = 2 * old.waits, event or old.data_event
     is_changed = bool(event) or input_change_since_onset(state, incident) is not None
+    is_good = passes_weights_check(incident, run, result)
     incident.deferred.weights_check = WithdrawnRunbook(
         run.runbook.name,
         level,
@@ -589,11 +591,14 @@ def reduce_to_evidence(
         state.frame_count + waits,
         waits,
         loss if old is None or (is_open and is_known) else min(loss, old.loss),
-        (old is not None and old.good) or passes_weights_check(incident, run, result),
+        (old is not None and old.good) or is_good,
         event,
         is_changed,
         _probe_before(old, order, result),
         bool(explain_other_data(state, incident, order, result)),
+        is_good,
+        state.attempt,
+        None if old is None or not old.is_good_now else _level_when_tested(state, incident, old),
     )
     if incident.deferred.weights_check.other_data and incident.case.other_peak is None:
         incident.case.other_peak = incident.case.excursion.peak
@@ -651,30 +656,74 @@ def is_affordable(policy: Policy, state: State, incident: Incident, book: Runboo
     return holds_rate and not refusal and not any(spent)
 
 
-def is_loss_all(state: State, incident: Incident) -> bool:
-    """Return whether all that is wrong is how high a loss is: it was tested that no damage is why.
+def is_loss_all(policy: Policy, state: State, incident: Incident, verdict: Verdict | None) -> bool:
+    """Return whether all that is wrong is how high a loss is: the weights were tested, and good.
 
-    The weights were good, or the loss of the probe batch that of weights that meet other data.
+    Args:
+        verdict: of now, None where there is none yet.
     """
-    check = incident.deferred.weights_check
-    if incident.severity == "SEV0" or incident.case.excursion.bad_losses or check is None:
+    check, excursion = incident.deferred.weights_check, incident.case.excursion
+    if check is None or not check.is_good_now or check.attempt != state.attempt:
         return False
-    return (check.good or check.other_data) and _is_unharmed_since(state, incident, check)
+    if excursion.nonfinite is not None:
+        return False
+    if not _is_about_loss(policy, incident) or excursion.bad_losses:
+        return False
+    if (verdict is not None and proves_harm(verdict)) or _has_climbed(state, incident, check):
+        return False
+    return _is_unharmed_since(state, incident, check)
+
+
+def _is_about_loss(policy: Policy, incident: Incident) -> bool:
+    """Return whether no more was reported than what other data move, too."""
+    rules = (rule for rule in policy.rules if rule.id in incident.rules and rule.severity != "SEV2")
+    is_moved = all(rule_scope.is_moved_by_data(policy, rule) for rule in rules)
+    return is_moved and incident.severity != "SEV0"
+
+
+AROUND = 8  # losses on either side of a test that are the level of then; project default
+
+
+def _has_climbed(state: State, incident: Incident, check: WithdrawnRunbook) -> bool:
+    """Return whether the loss is higher than when the weights were tested, or nobody knows.
+
+    Its newest course shows no slow climb. Within a few steps of the test none is known.
+    """
+    if state.step - check.step < NEWEST:
+        return False
+    level = _level_when_tested(state, incident, check)
+    course = loss_course_since(state, incident, check.step)
+    change = input_change_since_onset(state, incident)
+    if course is None or (change is not None and change.degenerate):
+        return True
+    return level is None or course.newer - level > (UNLIKE - 1.0) * abs(level)
+
+
+def _level_when_tested(state: State, incident: Incident, check: WithdrawnRunbook) -> float | None:
+    """Return the loss around the first of the good tests in a row, None where nobody knows."""
+    monitor = state.monitors.get(incident.case.rank)
+    if check.loss_level is not None or monitor is None:
+        return check.loss_level
+    losses = monitor.history.series(LOSS)
+    older = [x for step, x in losses if incident.breach_step <= step <= check.step][-AROUND:]
+    newer = [x for step, x in losses if step > check.step][:AROUND]
+    return trends.median(older + newer) if older and newer else None
 
 
 def is_end_known(policy: Policy, state: State, incident: Incident, closed: IncidentClosed) -> bool:
     """Return whether an end says no more than that a loss is high, or was, and does no damage.
 
-    A job that failed is news, and so is what anything but the loss and its norms tells.
+    A job that failed is news, and so is what anything but the loss and its norms tells, or what an
+    action has left in the job.
     """
     is_well = closed.outcome == JOB_ENDED and closed.returncode == 0
-    rules = (rule for rule in policy.rules if rule.id in incident.rules and rule.severity != "SEV2")
-    if closed.spike is None or not (is_well or closed.outcome == REBASELINED):
+    recovery, verdict = incident.recovery, closed.spike
+    is_left = recovery.outstanding or bool(recovery.undos)
+    if verdict is None or not (is_well or closed.outcome == REBASELINED):
         return False
-    if not all(rule_scope.is_moved_by_data(policy, rule) for rule in rules):
+    if is_left or incident.is_held or not _is_about_loss(policy, incident):
         return False
-    is_normal = is_loss_normal_again(closed.spike)
-    return is_normal or is_loss_all(state, incident)
+    return is_loss_normal_again(verdict) or is_loss_all(policy, state, incident, verdict)
 
 
 def are_weights_sound(state: State, incident: Incident) -> bool:

@@ -99,9 +99,10 @@ LOOK_AT_BATCH = "look at the batch of step {onset}"
 COMPARE_TOKENS = "compare the tokens per update with what was meant"
 GIVEN = "look at what the model is given from step {onset} on"
 NOT_MEANT = "if that was not meant"
-FIND = "find what changed at step {onset}, the data or how the loss is computed"
-MEANT = "if it was meant: nothing to do"
-OTHER_LOSS = (f"the weights are good: {FIND}", MEANT)
+OTHER_LOSS = (
+    "the weights are good: find what changed at step {onset}, the data or how the loss is computed",
+    "if it was meant: nothing to do",
+)
 CHECK = "check precision, kernels and what was changed last"
 EARLIER = "go back 100 steps or more before step {onset}"
 NO_ROLLBACK = "no rollback is needed: {skipped} changed no weight"
@@ -120,7 +121,6 @@ NO_UPDATES = (
 LOWER_RATE, RELEASE = "supervise lr RUN 0.5", "supervise release RUN"
 STATUS = "supervise status RUN"
 LIST_CHECKPOINTS = "supervise checkpoints RUN"
-SKIP = Step(f"if not: {EARLIER}, and skip 200 to 500 batches", LIST_CHECKPOINTS)
 TO_BEFORE = Step("go back to before step {onset}", LIST_CHECKPOINTS)
 JOB_WIRING = "supervise runbook job-wiring --policy RUN/policy.yaml"
 REWIRE = Step("mend how the job is put together: {wiring}", JOB_WIRING)
@@ -145,7 +145,7 @@ LINES: Sequence[Line] = (
     _line(
         _OF.RECOVERABLE,
         "ask whether the data was meant to change at step {onset}, and look at that batch",
-        MEANT,
+        "if it was meant: nothing to do",
         "if not: {end}use no checkpoint saved since step {onset}",
         START,
         _F.INPUT,
@@ -190,7 +190,7 @@ LINES: Sequence[Line] = (
     _line(_OF.PLATEAU, "{rate}: set it right", THEN_GO_BACK, _F.RATE),
     _line(_OF.PLATEAU, REWIRE, THEN_START, _F.WIRING),
     _line(_OF.PLATEAU, Step(f"the rollback did not help: {EARLIER}", LIST_CHECKPOINTS), _F.UNDONE),
-    _line(_OF.PLATEAU, FIND, MEANT, SKIP),
+    _line(_OF.PLATEAU, Step(f"{EARLIER}, and skip 200 to 500 batches", LIST_CHECKPOINTS)),
     _line(_OF.STRUCTURAL, "{rate}: set it right: it jumps again", _F.RATE, _F.UNDONE),
     _line(_OF.STRUCTURAL, "{rate}: set it right", THEN_GO_BACK, _F.RATE),
     _line(_OF.STRUCTURAL, GIVEN, f"{NOT_MEANT}: mend it", THEN_START, _F.INPUT, _F.ENDED),

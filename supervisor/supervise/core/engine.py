@@ -496,7 +496,7 @@ def _on_classified(ctx: StepContext, incident: Incident, verdict: Verdict) -> No
         if pending is not None:
             then = advice.advise_on_request(state, incident, pending, verdict)
         is_no_news = incident.severity == "SEV2" and spike_classifier.is_unexplained(verdict)
-        is_no_news |= action_planning.is_loss_all(state, incident)
+        is_no_news |= action_planning.is_loss_all(ctx.policy, state, incident, verdict)
         is_quiet = incident.escalation.runs == incident.escalation.called_off
         is_quiet &= is_no_news or spike_classifier.is_loss_normal_again(verdict)
         monitor = state.monitors.get(incident.case.rank)

@@ -276,6 +276,7 @@ class Recovery:
 
     Attributes:
         undos: (number of the runbook, the action that reverses one of its actions), oldest first.
+        outstanding: there were some when the process ended.
         rolled_back_to: the attempt that the job was last rolled back to; older frames are stale.
         restored_step: the step that it was taken back to, None before that.
         loop_kept: by a rollback: the loop, and the step numbers, went on.
@@ -292,6 +293,7 @@ class Recovery:
     """
 
     undos: list[tuple[int, Action]] = field(default_factory=list)
+    outstanding: bool = False
     rolled_back_to: int = 0
     restored_step: int | None = None
     loop_kept: bool = False
@@ -341,6 +343,8 @@ class WithdrawnRunbook:
         changed: they did, as far as their tokens show.
         loss_before: of the probe batch before the first breach, 0.0 where nobody knows.
         other_data: two losses told that other data came in than those of the probe batch.
+        is_good_now: this very answer said that the weights are good. attempt: in which it came.
+        loss_level: that of the job at the first of the good answers in a row, None for this one.
     """
 
     name: str
@@ -355,6 +359,9 @@ class WithdrawnRunbook:
     changed: bool = False
     loss_before: float = 0.0
     other_data: bool = False
+    is_good_now: bool = False
+    attempt: int = 0
+    loss_level: float | None = None
 
 
 class RunbookStart(NamedTuple):

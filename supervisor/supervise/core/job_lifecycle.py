@@ -389,6 +389,8 @@ def on_exited(ctx: StepContext, event: Exited) -> None:
     state, incident = ctx.state, ctx.state.incident
     state.job.returncode, state.job.ended_ns = event.returncode, event.at_ns
     if incident is not None:
+        under_way = [] if incident.run is None else incident.run.failure.pending_undos
+        incident.recovery.outstanding = bool(incident.recovery.undos or under_way)
         incident.recovery.undos.clear()  # it ended with the process
     run = state.run()
     order = None if run is None else run.intent.args.read(RelaunchArgs)

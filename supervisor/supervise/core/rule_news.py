@@ -99,9 +99,11 @@ def is_join_worth_reporting(
         policy, incident, rule
     )
     # The outcome of an action follows, or was of a trouble that had begun by then.
-    check, is_asked = incident.deferred.weights_check, state.approvals.pending is not None
-    is_known = incident.run is not None or (check is not None and breach <= check.step)
-    together |= is_known and not is_asked
+    check, run = incident.deferred.weights_check, incident.run
+    is_tested = check is not None and check.is_good_now and check.attempt == state.attempt
+    is_known = check is not None and is_tested and breach <= check.step
+    is_known |= run is not None and run.failure.withdrawn_at is None
+    together |= is_known and state.approvals.pending is None
     return text != incident.headline and not (together and is_one_spike)
 
 

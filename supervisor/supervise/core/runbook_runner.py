@@ -621,6 +621,8 @@ def fail_step(ctx: StepContext, incident: Incident, reason: Cause, *, is_sent: b
             remaining_undos,
             True,
         )
+        if failure.withdrawn_at is not None:
+            incident.escalation.called_off -= 1  # of what it did something is left
         incident.raise_severity("SEV0")
         ctx.send(notices.UndoFailed(severity="SEV0", incident=incident.id, error=str(reason)))
     proceed_runbook(ctx, incident)
@@ -671,10 +673,10 @@ def _stop_acting(
         ctx.move("given_up", f"{run.runbook.name} withdrawn: {reason}")
     if not run.terms.repeated:
         then = advice.advise_after_withdrawal(ctx.policy, ctx.state, incident)
-        # People know of the loss by then; good weights ask for nothing, other data do.
-        check = incident.deferred.weights_check
+        # People know of the loss by then, and good weights ask for nothing.
+        check, verdict = incident.deferred.weights_check, incident.case.verdict
         is_harmless = then.lead is not None and check is not None and not check.changed
-        is_harmless &= action_planning.is_loss_all(ctx.state, incident)
+        is_harmless &= action_planning.is_loss_all(ctx.policy, ctx.state, incident, verdict)
         severity = CALLED_OFF.get(then.lead, incident.severity)
         withdrawn = notices.ActionWithdrawn(
             severity="INFO" if is_harmless else severity,

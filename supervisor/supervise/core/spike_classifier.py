@@ -152,12 +152,21 @@ def is_unexplained(verdict: Verdict) -> bool:
     """
     if verdict.kind == SpikeClass.UNDECIDED and verdict.no_objective:
         return True
-    kinds = (SpikeClass.PLATEAU, SpikeClass.ARTEFACT, SpikeClass.UNDECIDED)
+    if verdict.kind not in (SpikeClass.ARTEFACT, SpikeClass.UNDECIDED) or proves_harm(verdict):
+        return False
     questions = verdict.questions
+    return questions.norms_stayed.answer == YES and not questions.else_happened.events
+
+
+def proves_harm(verdict: Verdict) -> bool:
+    """Return whether more than the loss has moved: what is not finite, an evaluation, the norms."""
+    questions = verdict.questions
+    norms = (questions.norms_stayed.metrics or {}).values()
     return (
-        verdict.kind in kinds
-        and questions.norms_stayed.answer == YES
-        and not questions.else_happened.events
+        verdict.kind == SpikeClass.NUMERIC
+        or questions.eval_shifted.answer == YES
+        or questions.norms_stayed.answer == NO
+        or any(norm.after < norm.before / NORM_RATIO for norm in norms)
     )
 
 
