@@ -212,6 +212,41 @@ def test_a_damaged_last_checkpoint_is_reported(tell, damaged, then):
     assert then in str(messages(story)[-1])
 
 
+@pytest.mark.parametrize(
+    ("losses", "steps", "title"),
+    [
+        ([NAN], None, "finished at step 50, and its loss is NaN or Inf from step 50 on"),
+        ([2.0], 60, "the job ended with code 0 after 51 of 60 steps"),
+    ],
+)
+def test_a_damaged_last_checkpoint_hides_nothing_worse(tell, losses, steps, title):
+    """Of an end that looks good: whoever starts it again must know both."""
+    story = tell(job=JobSettings(steps=steps), healthy=50)
+    save(story, "ckpt-1", 39)
+    save(story, "ckpt-2", 49, ok=False, damage="torn")
+    story.frames(*losses)
+    story.exit(0)
+
+    assert newest(story) == ("SEV1", title)
+    damage = "; the newest checkpoint, ckpt-2 in /c/ckpt-2, is damaged: torn"
+    assert messages(story)[-1]["verdict"].endswith(damage)
+
+
+@pytest.mark.parametrize("damaged", [1, 3])
+def test_of_checkpoints_without_a_step_the_last_one_saved_is_the_newest(tell, damaged):
+    """Not the first one, nor the last verdict: the newest is verified before the others."""
+    story = tell(healthy=50)
+    for number in (1, 3, 2):
+        ok = number != damaged
+        save(story, f"ckpt-{number}", -1, ok=ok, damage="" if ok else "torn")
+    story.exit(0)
+
+    ckpt = story.state.checkpoints.newest()
+    assert ckpt is not None
+    assert ckpt.id == "ckpt-3"
+    assert newest(story)[0] == ("SEV1" if damaged == 3 else "INFO")
+
+
 def test_a_crash_behind_a_damaged_checkpoint_says_so_where_it_names_the_good_one(tell):
     story = tell(healthy=50)
     for step in (39, 49):

@@ -40,6 +40,7 @@ from .incident import (
 )
 from .job_lifecycle import ASKED, has_crashed, has_start_failed
 from .model.action import Action
+from .model.checkpoint_registry import Checkpoint
 from .model.decisions import (
     ACTING_MODES,
     JOB_ENDED,
@@ -209,34 +210,42 @@ def _notify_end(ctx: StepContext, incident: Incident | None, why: str, *, failed
         why: why the job is not started again, "" where nothing would.
         failed: the newest start ended before its first step.
     """
-    job, step = ctx.state.job, ctx.state.step
+    state, job, step = ctx.state, ctx.state.job, ctx.state.step
     ended, good = exit_text(job.returncode), _good_end(job, step)
     if good and incident is not None and incident.is_order:  # that is no trouble
         ctx.messages.drop(incident)
-    success = good or run_notices.FinishedAt(step=step).text
-    if (good or job.returncode == 0) and _notify_damage(ctx, success):
-        return
+    newest = state.checkpoints.newest()
+    damaged = newest if newest is not None and newest.damage else None
     if good:
-        ctx.send(run_notices.EndMeant(severity="INFO", end=good, outcome=ended), replace=True)
+        meant = run_notices.EndMeant(severity="INFO", end=good, outcome=ended)
+        ctx.send(meant if damaged is None else _damaged(ctx, damaged, good), replace=True)
         return
     if job.returncode == 0 and not job.stopping:
-        if not job_lifecycle.notify_early_end(ctx, incident):
-            ctx.send(_finished(ctx), replace=True)
+        if not job_lifecycle.notify_early_end(ctx, incident, _describe_damage(damaged)):
+            ctx.send(_finished(ctx, damaged), replace=True)
         return
     ctx.send(_bad_end(ctx, incident, why, failed=failed), replace=True, incident=incident)
 
 
-def _finished(ctx: StepContext) -> notices.Notice:
-    """Return what people hear of an end that looks good: its newest losses may be no numbers."""
+def _finished(ctx: StepContext, damaged: Checkpoint | None) -> notices.Notice:
+    """Return what people hear of an end that looks good: its newest losses may be no numbers.
+
+    damaged: the newest checkpoint, if it is. No frame follows in which a rule could tell it.
+    """
     state, step = ctx.state, ctx.state.step
     monitor = state.monitors.get(state.leader() or 0)
     since = None if monitor is None else diagnosis.nonfinite_since(monitor)
-    if since is None:
-        return run_notices.JobFinished(severity="INFO", step=step)
-    then = advice.advise_restart(ctx.policy, state, since)
-    return run_notices.FinishedNonfinite(
-        severity="SEV1", step=step, since=since, advice=Advice(None, then)
-    )
+    if since is not None:
+        return run_notices.FinishedNonfinite(
+            severity="SEV1",
+            step=step,
+            since=since,
+            damage=_describe_damage(damaged),
+            advice=Advice(None, advice.advise_restart(ctx.policy, state, since)),
+        )
+    if damaged is not None:
+        return _damaged(ctx, damaged, run_notices.FinishedAt(step=step).text)
+    return run_notices.JobFinished(severity="INFO", step=step)
 
 
 def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
@@ -309,16 +318,18 @@ def _bad_end(
     )
 
 
-def _notify_damage(ctx: StepContext, end: str) -> bool:
-    """Notify people of a newest checkpoint that is damaged; return whether it is.
+def _describe_damage(damaged: Checkpoint | None) -> str:
+    if damaged is None:
+        return ""
+    return reasons.NewestDamaged(
+        checkpoint=damaged.id, path=damaged.path, damage=damaged.damage
+    ).text
 
-    No frame follows the end of the job, so no rule can tell it.
-    """
-    registry = ctx.state.checkpoints
-    newest, good = registry.newest(), registry.good()
-    if newest is None or not newest.damage:
-        return False
-    damaged = run_notices.CheckpointDamaged(
+
+def _damaged(ctx: StepContext, newest: Checkpoint, end: str) -> notices.Notice:
+    """Return what people hear where nothing else is wrong with the end."""
+    good = ctx.state.checkpoints.good()
+    return run_notices.CheckpointDamaged(
         severity="SEV1",
         end=end,
         checkpoint=newest.id,
@@ -327,8 +338,6 @@ def _notify_damage(ctx: StepContext, end: str) -> bool:
         good=good[-1].id if good else "",
         good_step=good[-1].step if good else -1,
     )
-    ctx.send(damaged, replace=True)
-    return True
 
 
 def _good_end(job: JobLife, step: int) -> str:

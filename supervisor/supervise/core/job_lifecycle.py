@@ -79,10 +79,10 @@ def on_training_ended(ctx: StepContext, event: Notice) -> None:
     ctx.state.job.shortfall = made.text if is_early else ""
 
 
-def notify_early_end(ctx: StepContext, incident: Incident | None) -> bool:
+def notify_early_end(ctx: StepContext, incident: Incident | None, damage: str) -> bool:
     """Notify people of an end with code 0 that came too early; return whether it did.
 
-    incident: that it ended, if any.
+    incident: that it ended, if any. damage: of the newest checkpoint, "" for none.
     """
     state, job = ctx.state, ctx.state.job
     shortfall, planned = job.shortfall, ctx.policy.job.steps
@@ -91,7 +91,7 @@ def notify_early_end(ctx: StepContext, incident: Incident | None) -> bool:
         shortfall = reasons.StepsMade(count=steps_made, total=planned).text
     if not shortfall or job.signalled or job.end_requested:
         return False
-    early = run_notices.JobEndedEarly(severity="SEV1", shortfall=shortfall)
+    early = run_notices.JobEndedEarly(severity="SEV1", shortfall=shortfall, damage=damage)
     ctx.send(early, replace=True, incident=incident)
     return True
 

@@ -739,3 +739,10 @@ class DeviceBusy(DeviceFull, frozen=True, kw_only=True):
     TEXT = (
         "{device}: not asked, as {used_gb:.1f} of {total_gb:.1f} GB are in use by other processes"
     )
+
+
+class NewestDamaged(Clause, frozen=True, kw_only=True):
+    TEXT = "the newest checkpoint, {checkpoint} in {path}, is damaged: {damage}"
+    checkpoint: str
+    path: str
+    damage: str

@@ -695,17 +695,19 @@ class FinishedNonfinite(Notice, frozen=True, kw_only=True):
 
     KIND = FINISHED
     TITLE = "finished at step {step}, and its loss is NaN or Inf from step {since} on"
-    WHAT = "it reports success; what it saved since then is of no use"
+    WHAT = "it reports success; what it saved since then is of no use[; {damage}]"
     step: int
     since: int
+    damage: str = ""  # of the newest checkpoint
 
 
 class JobEndedEarly(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "the job ended with code 0 after {shortfall}"
-    WHAT = "it reports success and is not complete; nothing asked it to stop"
+    WHAT = "it reports success and is not complete; nothing asked it to stop[; {damage}]"
     NEXT = sentences("read the end of the job's output, then its data and its stop condition")
     shortfall: str
+    damage: str = ""  # of the newest checkpoint
 
 
 class JobStopped(Notice, frozen=True, kw_only=True):

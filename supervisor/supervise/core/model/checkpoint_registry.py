@@ -49,6 +49,12 @@ class Checkpoint:
     resumable: str = UNKNOWN
     damage: str = ""
 
+    @property
+    def number(self) -> int:
+        """The number in its id: the guard counts them as it finds them."""
+        number = self.id.rpartition("-")[2]
+        return int(number) if number.isdecimal() else 0
+
 
 class Checkpoints:
     """All checkpoints of the run, folded from the guard's notices, and saves without a verdict."""
@@ -187,9 +193,16 @@ class Checkpoints:
         return tuple(sorted((c for c in sound if c.step >= 0), key=lambda c: (c.step, c.attempt)))
 
     def newest(self) -> Checkpoint | None:
-        """Return the one of the newest step; of two the damaged one, None if none was verified."""
-        checkpoints = self._known.values()
-        return max(checkpoints, key=lambda c: (c.attempt, c.step, bool(c.damage)), default=None)
+        """Return the one of the newest step; of two the damaged one, None if none was verified.
+
+        Of those whose step nobody knows it is the one that was saved last. Verdicts may come in
+        another order: the newest is verified first.
+        """
+
+        def order(c: Checkpoint) -> tuple[int, int, bool, int]:
+            return c.attempt, c.step, c.step >= 0 and bool(c.damage), c.number
+
+        return max(self._known.values(), key=order, default=None)
 
     def suspects(self) -> frozenset[str]:
         """Return the ids of those that must not be gone back to although they may verify."""
