@@ -123,6 +123,15 @@ TOKENS |= {"threshold": 8.0, "clear": 4.0, "median": 4.3, "scale": 0.03}
             "update norm 0 (must be above 0)",
             "update norm 0",
         ),
+        (
+            [
+                {"code": "BREACH", "metric": "learning_rate", "signal": "learning_rate"}
+                | {"unit": "steps", "value": 64.0, "threshold": 64}
+            ],
+            None,
+            "no learning rate for 64 steps (limit 64 steps)",
+            "no learning rate for 64 steps",
+        ),
         ([{"code": "BREACH", "breaching": 3, "of": 8}], None, "in 3 of the newest 8 steps", ""),
         (
             [

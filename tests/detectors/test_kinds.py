@@ -112,6 +112,14 @@ def test_nonfinite_a_metric_that_tells_more_may_come_in_some_steps_only(read):
     assert read(watch, [(INF, None)] * 31, 3) == "o" * 30 + "B"
 
 
+def test_nonfinite_a_gap_is_none_where_another_metric_is_there_instead(read):
+    """As of the rates of two optimizers that take turns."""
+    turns = [(1.0, None)] * 40 + [(None, 2.0)] * 200 + [(1.0, None)] * 40 + [(None, None)] * 70
+    codes = read(Nonfinite(("a",), without=("b",), gap=64).start(), turns)
+
+    assert "B" not in codes[:340] and codes.endswith("B" * 7)
+
+
 def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
     """64 steps where it comes in each; a longest one of 20 makes it 160; 31 samples are few."""
     watch = Nonfinite(("a",), gap=64).start()

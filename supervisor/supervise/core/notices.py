@@ -203,7 +203,7 @@ def breach_headline(
         if "signal" in reading:
             parts.append(formats.format_silence(reading))
         parts += filter(None, [_step_count(reading)])
-        if not metric:
+        if not metric or "signal" in reading:  # its value is a time
             continue
         if meaning := formats.coded_value_text(metric, reading.get("value")):
             parts.append(meaning)

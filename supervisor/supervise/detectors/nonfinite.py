@@ -34,7 +34,8 @@ class Nonfinite(Detector):
 
     Absent metrics are left out; UNKNOWN when all of them are absent. With `gap` absence is what is
     judged, of one metric: a BREACH when it is absent for `gap` times its own usual spacing in
-    steps, and an eighth of `gap` times the longest of the newest 64, after 32 samples.
+    steps, and an eighth of `gap` times the longest of the newest 64, after 32 samples. A step with
+    any of `without` is none without it: as where another optimizer is in turn.
 
     Example:
         {kind: nonfinite, metrics: [train_loss_raw, grad_global_norm]}
@@ -70,8 +71,8 @@ class Nonfinite(Detector):
             wrong.append(("metrics", "names no metric"))
         if self.gap is not None and self.gap < LONGEST_SHARE:
             wrong.append(("gap", f"must be at least {LONGEST_SHARE}, not {self.gap}"))
-        elif self.gap is not None and (len(self.metrics) != 1 or self.m_of_n or self.startup):
-            wrong.append(("gap", "is about one metric, without other keys"))
+        elif self.gap is not None and (len(self.metrics_) != 1 or self.m_of_n or self.startup):
+            wrong.append(("gap", "is about one metric, without other keys but `without`"))
         if self.startup < 0:
             wrong.append(("startup", f"must be zero or more steps, not {self.startup}"))
         return wrong
@@ -185,7 +186,7 @@ class GapWatch(Memory):
         if self.resumed != NEVER:
             self.dropped.append((self.resumed, step))
             self.resumed = NEVER
-        if sample[0] is not None:
+        if any(value is not None for value in sample):
             self.steps.append(step)
             trim_window(NEWEST, self.steps)
             self.raw = OK
