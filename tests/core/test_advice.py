@@ -27,6 +27,7 @@ from .conftest import (
     NAN,
     Verify,
     above,
+    good,
     messages,
     one_rule,
     rules_of,
@@ -232,6 +233,22 @@ def test_running_statistics_that_stay_broken_are_nothing_that_is_contained(tell)
     assert "no weight changed" not in str(opened)
     assert "running statistics are not finite since step" in closed["next"]
     assert "nothing to do" not in closed["next"]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_broken_running_statistics_began_in_the_step_that_was_not_finite(tell, lag):
+    """They are counted behind it, two steps on an accelerator; what it saved itself has them."""
+    stats = above("running_stats_broken", 0.0)
+    names = (*NAMES, "update_skipped", "running_stats_broken")
+    story = tell(**one_rule(stats, "SEV1"), names=names, healthy=40)
+    row = {"train_loss_raw": 2.0, "grad_global_norm": 1.0, "update_skipped": 0.0}
+    save(story, "ckpt-1", 39)
+    story.rows(row | {"train_loss_raw": NAN, "update_skipped": 1.0})
+    save(story, "ckpt-2", 40)
+    story.rows(*[row] * (lag - 1), *[row | {"running_stats_broken": 3.0}] * 3)
+
+    assert story.state.incident.breach_step == 40
+    assert good(story) == ["ckpt-1"]
 
 
 # ── of what waits, and of what is still wrong at the end ──────────────────────────────────────────

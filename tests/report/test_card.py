@@ -296,6 +296,26 @@ def test_what_a_rule_cannot_see_is_not_called_what_it_looks_for():
     assert stories.report("blind").title == "Rule throughput.stall cannot be evaluated"
 
 
+def test_running_statistics_are_explained_by_the_forward_pass_that_broke_them():
+    """The update was skipped, and yet it is taken back: no weight was damaged, nor any memory."""
+    report = stories.report("statistics")
+
+    assert report.cause.text.startswith(
+        "the forward pass of step 200 was NaN or Inf, which running statistics keep, though its "
+        "update was skipped"
+    )
+    assert report.cause.is_known and report.cost.unaided is not None
+    assert report.cost.unaided.text.endswith("each later evaluation would have been NaN or Inf")
+    assert "find the NaN or Inf in the forward pass of step 200" in report.next.text
+    assert "memory" not in report.next.text
+
+
+def test_running_statistics_that_stay_broken_cost_evaluations():
+    report = stories.report("statistics-watched")
+
+    assert report.cost.text == "each evaluation from step 200 on is NaN or Inf"
+
+
 def test_a_batch_behind_the_onset_is_no_cause():
     report = stories.report("batch-behind")
 

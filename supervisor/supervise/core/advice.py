@@ -22,7 +22,7 @@ from .model.formats import format_age
 from .model.interfaces import Advice, AdviceSteps, Lead, Step, introduce, sentences
 from .model.payload import RollbackArgs
 from .model.policy import HOLD, PAGE, STOP_SEV0, Policy, Rule, Runbook, next_level
-from .model.verdicts import PARTS, SpikeClass, Verdict
+from .model.verdicts import NO, PARTS, SpikeClass, Verdict
 from .notices import WITHOUT_ANSWER
 from .rank_monitor import RankMonitor
 from .run_notices import RateDiffers, UpdateDiffers
@@ -49,6 +49,7 @@ class Fact(StrEnum):
     BACK = "the loss is back in its normal range"
     SOUND = "the weights were tested, and are good"
     STATISTICS = "running statistics of normalization layers are not finite"
+    RESTORED = "they alone were not, until the weights of before were restored"
     UNDONE = "the weights of before were restored"
     HELD = "the learning rate was capped"
     CAME_BACK = "NaN or Inf came again after the weights of before were restored"
@@ -108,10 +109,8 @@ EARLIER = "go back 100 steps or more before step {onset}"
 NO_ROLLBACK = "no rollback is needed: {skipped} changed no weight"
 LOOK = "look at the batches from step {onset} on, and for memory errors of the device"
 MEMORY_ERRORS = "nvidia-smi -q -d ECC"
-IN_WEIGHTS = Step(
-    f"going back ended it, so {{causes}}, unknown which: {LOOK}",
-    MEMORY_ERRORS,
-)
+IN_WEIGHTS = Step(f"going back ended it, so {{causes}}, unknown which: {LOOK}", MEMORY_ERRORS)
+FIND_VALUE = "find the NaN or Inf in the forward pass of step {onset}: running statistics keep it"
 NO_UPDATES = (
     "no update is made any more: each one since step {onset} was skipped, and the weights are good",
     STOP,
@@ -138,6 +137,7 @@ LINES: Sequence[Line] = (
     _line(None, DRILLED, _F.DRILL, _F.BACK, lead=Lead.NOTHING),
     *(_line(kind, DRILLED, GO_BACK, _F.DRILL) for kind in LASTING),
     _line(None, DRILLED, _F.DRILL, lead=Lead.NOTHING),
+    _line(None, FIND_VALUE, _F.RESTORED),
     _line(_OF.NO_EXCURSION, WHY_JUMP, _F.RATE_STOPPED),
     _line(_OF.NO_EXCURSION, REWIRE, _F.WIRING),
     _line(_OF.NO_EXCURSION, lead=Lead.NOTHING),
@@ -242,10 +242,7 @@ LINES: Sequence[Line] = (
     _line(_OF.UNDECIDED, *OTHER_LOSS, _F.SOUND),
     _line(_OF.UNDECIDED, LOOK_AT_BATCH, _F.INPUT),
     _line(
-        _OF.UNDECIDED,
-        "judge it by its reward: its loss is no objective",
-        _F.NO_DESCENT,
-        _F.REWARD,
+        _OF.UNDECIDED, "judge it by its reward: its loss is no objective", _F.NO_DESCENT, _F.REWARD
     ),
     _line(_OF.UNDECIDED, REWIRE, THEN_START, _F.WIRING),
     _line(
@@ -290,10 +287,8 @@ def advise_after_verdict(
     """Return what a person should do after a verdict, with a command to paste."""
     events = verdict.questions.else_happened.events
     rates = [event for event in events if event.kind in (OWN_RATE, "rate")]
-    skipped, has_ended = (
-        diagnosis.first_and_last_skip(state, incident, verdict.skipped),
-        state.job.has_ended,
-    )
+    skipped = diagnosis.first_and_last_skip(state, incident, verdict.skipped)
+    has_ended = state.job.has_ended
     words = {
         "onset": str(skipped[0] if skipped else incident.onset_step),
         "end": "" if has_ended else "end the run if it still trains, ",
@@ -340,6 +335,8 @@ def _ways(policy: Policy, state: State, incident: Incident) -> dict[str, AdviceS
 def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -> Iterator[Fact]:
     case, questions = incident.case, verdict.questions
     kinds = {event.kind for event in questions.else_happened.events}
+    rates = kinds & {OWN_RATE, "rate"}
+    restored = rule_scope.are_running_stats_restored(policy, state, incident)
     monitor = state.monitors.get(case.rank)
     changed = action_planning.input_change_since_onset(state, incident) is not None
     rules = rule_scope.input_rules(policy, incident)
@@ -351,7 +348,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
     passed, is_other = passed and not is_of_others, changed or bool(rules) or is_of_others
     for fact, holds in (
         (Fact.DRILL, "drill" in kinds),
-        (Fact.RATE, bool(kinds & {OWN_RATE, "rate"})),
+        (Fact.RATE, bool(rates)),
         (Fact.INPUT, "data" in kinds or is_other),
         (Fact.PASSED, passed),
         (
@@ -369,6 +366,7 @@ def _facts(policy: Policy, state: State, incident: Incident, verdict: Verdict) -
         (Fact.BACK, is_loss_rejoined(verdict)),
         (Fact.SOUND, action_planning.are_weights_sound(state, incident)),
         (Fact.STATISTICS, rule_scope.are_running_stats_broken(policy, state, incident)),
+        (Fact.RESTORED, restored and not rates and questions.rejoined.answer != NO),
         (Fact.UNDONE, case.rolled_back),
         (Fact.CAME_BACK, case.excursion.came_back),
         (Fact.HELD, bool(incident.recovery.rate_limits)),
@@ -766,13 +764,11 @@ def automatic_action_lead(policy: Policy, rule: Rule) -> Lead:
     """Return whether any rule about the same acts by itself."""
     about = rule_scope.rule_family(policy, rule)
     about = rule_scope.TRAINING if about == rule_scope.DATA else about
-    acts = any(
-        other.runbook is not None
-        and rule_scope.rule_family(policy, other) == about
-        and policy.mode_of(other) in ACTING_MODES
-        for other in policy.rules
-    )
-    return Lead.FOLLOWS if acts else Lead.NO_ACTION
+    rules = [other for other in policy.rules if other.runbook is not None]
+    rules = [other for other in rules if rule_scope.rule_family(policy, other) == about]
+    if any(policy.mode_of(other) in ACTING_MODES for other in rules):
+        return Lead.FOLLOWS
+    return Lead.ONLY_WATCHED if rules else Lead.NO_ACTION
 
 
 SLOWER = 1.05  # times; less can wait. Project default

@@ -22,6 +22,7 @@ from .model.events import Frame
 Row = tuple[float | None, ...]  # the values of a frame
 
 LOSS = "train_loss_raw"
+STATISTICS = "running_stats_broken"  # counted once a loss or gradient was not finite
 PROBES = ("fixed_probe_loss", "val_loss")  # the first that has enough values answers
 FRAMES = 640  # the 266 before an onset, and as many as it takes to answer
 EVALUATIONS = 64

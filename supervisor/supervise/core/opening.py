@@ -21,6 +21,7 @@ from msgspec import structs
 
 from . import advice, diagnosis, notices, rule_news, rule_scope, withdrawal
 from .approvals import ALLOW
+from .frames import STATISTICS
 from .incident import (
     HELD,
     OPEN,
@@ -275,7 +276,7 @@ def _report(
 ) -> None:
     """Notify people of a rule of the open incident."""
     skipped = monitor.value(diagnosis.SKIPPED) == 1.0 or bool(incident.case.excursion.skipped)
-    skipped = skipped and rule_scope.STATISTICS not in rule_scope.rule_metrics(ctx.policy, rule)
+    skipped = skipped and STATISTICS not in rule_scope.rule_metrics(ctx.policy, rule)
     now: Lead | None = Lead.SKIPPED if skipped else advice.automatic_action_lead(ctx.policy, rule)
     if incident.run is not None:
         now = Lead.UNDER_WAY
@@ -288,7 +289,7 @@ def _report(
         form, then = notices.RuleIsBlind, ()
     else:
         subject = rule.title or notices.breach_symptom(alarm.numbers) or rule.id
-    if now == Lead.NO_ACTION and rule.severity == "SEV2":
+    if now in (Lead.NO_ACTION, Lead.ONLY_WATCHED) and rule.severity == "SEV2":
         then = advice.advise_without_action(ctx.policy, monitor, rule) + then
     if now == Lead.UNDER_WAY:
         then = advice.describe_runbook_progress(incident.run) + then

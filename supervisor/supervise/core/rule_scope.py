@@ -6,7 +6,7 @@ known to be of the machine may be of the weights. Nor do denser samples explain 
 
 from __future__ import annotations
 
-from .frames import THROUGHPUT
+from .frames import STATISTICS, THROUGHPUT
 from .incident import Incident
 from .model.decisions import CODE_NAMES
 from .model.policy import Policy, Rule
@@ -191,7 +191,13 @@ def input_rules(policy: Policy, incident: Incident) -> list[Rule]:
     return [rule for rule in _rules(policy, incident) if rule_family(policy, rule) == DATA]
 
 
-STATISTICS = "running_stats_broken"
+def are_running_stats_restored(policy: Policy, state: State, incident: Incident) -> bool:
+    """Return whether running statistics were not finite until a rollback, and all else was."""
+    excursion = incident.case.excursion
+    is_worse = excursion.nonfinite is not None or excursion.came_back or excursion.bad_losses > 1
+    are_of_it = any(STATISTICS in rule_metrics(policy, rule) for rule in _rules(policy, incident))
+    is_restored = are_of_it and incident.case.rolled_back and not is_worse
+    return is_restored and not are_running_stats_broken(policy, state, incident)
 
 
 def are_running_stats_broken(policy: Policy, state: State, incident: Incident) -> bool:

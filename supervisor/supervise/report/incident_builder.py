@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ..core import notices
 from ..core.advice import STOP_JOB
+from ..core.frames import STATISTICS
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.interfaces import render_steps
@@ -37,6 +38,7 @@ from .incident_report import (
     Action,
     ActionEffect,
     Approval,
+    Candidate,
     Cause,
     Closing,
     Condition,
@@ -256,8 +258,20 @@ class _Case:
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
             inputs=self.wrong_inputs,
         )
+        if (broken := self._broken_forward()) is not None:
+            candidates.insert(1 if candidates and candidates[0].kind == "drill" else 0, broken)
         cause = sentences.describe_cause(opened, moves, candidates, unchanged, self.diagnosis)
         return cause, sentences.title_trigger(self.diagnosis, candidates)
+
+    def _broken_forward(self) -> Candidate | None:
+        """Return what broke running statistics, None where they are whole, or not they alone."""
+        is_worse = any(rule.severity == "SEV0" for rule in self.rules)
+        if is_worse or not any(c.is_breach and c.metric == STATISTICS for c in self.conditions):
+            return None
+        step = self.skipped[0] if self.skipped else self.breach
+        text = f"the forward pass of step {step} was NaN or Inf, which running statistics keep"
+        text += ", though its update was skipped" if self.skipped else ""
+        return Candidate("statistics", text, step, None)
 
     def response(self) -> str:
         return sentences.describe_response(
@@ -290,7 +304,12 @@ class _Case:
             ended_at=self.incident[-1].step if by_it else None,
             acted=self.acted,
             unaided=sentences.estimate_unaided_cost(
-                self.status, self.skipped, self.moves, self.actions, self.failure
+                self.status,
+                self.skipped,
+                self.moves,
+                self.actions,
+                self.failure,
+                of_statistics=self._broken_forward() is not None,
             ),
             lost_s=0.0 if self.slowness is None else self.slowness.lost_s,
             standing=self._standing_cost(),
@@ -314,6 +333,9 @@ class _Case:
             return f"{steps} step{'s' * (steps > 1)} {was} from step {start} on"
         if self.acted:
             return ""
+        is_left = self.status in (Status.OPEN, Status.HELD, Status.JOB_ENDED, Status.UNRECOVERED)
+        if (broken := self._broken_forward()) is not None and is_left:
+            return f"each evaluation from step {broken.step} on is NaN or Inf"
         for condition in self.conditions:
             value = formats.finite_number(condition.value)
             if not condition.is_breach or value is None:

@@ -19,15 +19,7 @@ from ..core.model.failure import Failure
 from ..core.model.interfaces import Advice, AdviceSteps, Lead, Step, sentences
 from ..core.model.payload import Outcome, WeightsArgs
 from ..core.model.policy import read_usage
-from ..core.model.verdicts import (
-    NO,
-    YES,
-    ContextEvent,
-    NormChange,
-    Rejoined,
-    SpikeClass,
-    Verdict,
-)
+from ..core.model.verdicts import NO, YES, ContextEvent, NormChange, Rejoined, SpikeClass, Verdict
 from ..core.rule_scope import MACHINE
 from ..core.spike_classifier import CLIPPED, NORM_RATIO, OWN_RATE, WIRING, wiring_faults
 from .incident_facts import LOSSES, RATE, SIGNALS
@@ -59,7 +51,7 @@ EVENTS = {SpikeClass.SCHEDULE: OWN_RATE, SpikeClass.DATA: "data", SpikeClass.CUT
 # Events that explain nothing, or are shown elsewhere.
 ROUTINE = ("action", "drill", "checkpoint", "reflex", "skipped", "weights", WIRING)
 RECORDED = ("drill", "operator", "standstill", "error")  # a record says so
-FINAL = ("operator", "standstill", "error", "host")  # nothing that moved explains more
+FINAL = ("operator", "standstill", "error", "host", "statistics")  # what moved explains no more
 SKIPPED, SKIP_REASON = "update_skipped", "skip_reason"  # what was done about it
 MAX_LISTED = 4  # of several like things in one sentence
 OVER = (Status.RECOVERED, Status.DONE)
@@ -845,8 +837,13 @@ def estimate_unaided_cost(
     moves: Sequence[Move],
     actions: Sequence[Action],
     failure: Failure | None,
+    *,
+    of_statistics: bool = False,
 ) -> Estimate | None:
-    """Return what nothing would have cost, None where no record shows that."""
+    """Return what nothing would have cost, None where no record shows that.
+
+    of_statistics: it was about the running statistics of normalization layers alone.
+    """
     helped = status in (Status.RECOVERED, Status.DIFFERS, Status.WATCHING)
     went_back = helped and any(a.verb in ("rollback", "relaunch") and a.ok for a in actions)
     is_broken = any(not math.isfinite(move.peak) for move in moves)
@@ -856,6 +853,9 @@ def estimate_unaided_cost(
         return Estimate(f"had the {_noun(skipped)} not been skipped, {lost}", reason)
     if helped and failure is not None and any(a.verb == "relaunch" and a.ok for a in actions):
         return Estimate("without it the run would have ended there", "the process had ended")
+    if went_back and of_statistics:
+        lost = "without it each later evaluation would have been NaN or Inf"
+        return Estimate(lost, "running statistics keep it")
     if went_back and is_broken:
         return Estimate(
             "without it every further step would have been lost", "NaN or Inf does not go away"

@@ -227,19 +227,20 @@ for step in range(8):
 
 
 @pytest.mark.parametrize(
-    ("own", "model", "counts"),
+    ("own", "late", "model", "counts"),
     [
-        (False, NORMED, [*[None] * 4, 1.0, 1.0, 0.0, None]),  # the safeguard skips it
-        (True, NORMED, [*[None] * 4, 1.0, 0.0, None]),
-        (False, NORMED.replace("(16)", "(16, track_running_stats=False)"), []),
-        (False, MODEL, []),
+        (False, False, NORMED, [*[None] * 4, 1.0, 1.0, 0.0, None]),  # the safeguard skips it
+        (False, True, NORMED, [*[None] * 5, *[1.0] * 3]),  # it is applied: NaN for good
+        (True, False, NORMED, [*[None] * 4, 1.0, 0.0, None]),
+        (False, False, NORMED.replace("(16)", "(16, track_running_stats=False)"), []),
+        (False, False, MODEL, []),
     ],
 )
 def test_running_statistics_that_a_batch_made_nan_are_counted_until_they_are_whole(
-    probed, own, model, counts
+    probed, own, late, model, counts
 ):
     """No training step shows them: each goes by the statistics of its batch."""
-    job = probed.run(model + IN_BATCH.replace("OWN", str(own)), safeguards=ORDER)
+    job = probed.run(model + IN_BATCH.replace("OWN", str(own)), safeguards=ORDER, late=late)
 
     assert job.err == ""
     assert [frame.get("running_stats_broken") for frame in job.frames] == (counts or [None] * 8)

@@ -180,6 +180,7 @@ class Lead(StrEnum):
     FOLLOWS = "nothing to do now: an automatic action follows if it does harm"
     UNDER_WAY = "nothing to do: an automatic action is under way, and its result follows"
     NO_ACTION = "the policy has no automatic action for this"
+    ONLY_WATCHED = "no automatic action follows: the mode of the policy lets none run"
     SKIPPED = (
         "nothing to do now: the update was skipped, so that no weight changed; it is told if it "
         "goes on"
