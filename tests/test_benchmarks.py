@@ -271,3 +271,12 @@ def test_the_script_for_a_device_works_without_one():
     assert all(row.startswith(subject) for row, subject in zip(rows, subjects, strict=True))
     assert [row.endswith("PASS") for row in rows] == [False, False, True, False]
     assert "FAIL" not in done.stdout
+
+
+def test_commands_to_ranks_that_get_no_answer_in_time_are_said_and_the_job_is_ended():
+    command = [sys.executable, "fenced_training.py", "--ranks", "1", "--limit", "0.5"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 1, done.stderr
+    text = "not complete: 0 of 300 commands in 0.5 s, which ran out before step 60 of all ranks"
+    assert text in done.stdout
