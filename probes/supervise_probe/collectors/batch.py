@@ -549,6 +549,8 @@ FEW = 1024  # values that Python counts faster than torch, from cold caches
 LARGEST = 1 << 20  # ids above are sorted
 LOOKS = 32  # of the running mean
 FIRST = 4  # steps between two looks, until their cost is known
+# Looks that rules compare later ones with; what each may cost of the steps between two meanwhile.
+BASELINE_LOOKS, BASELINE_SHARE = 64, 0.05
 
 
 class BatchSanityCollector(Collector):
@@ -603,8 +605,19 @@ class BatchSanityCollector(Collector):
         if batches:
             began = thread_time_ns()
             self._count(batches, values)
-            if step.elapsed_ns is not None:
-                self.pace.adjust_interval(thread_time_ns() - began, step.elapsed_ns)
+            cost_ns, step_ns = thread_time_ns() - began, step.elapsed_ns
+            if step_ns is not None and not self._is_for_baseline(cost_ns, step_ns):
+                self.pace.adjust_interval(cost_ns, step_ns)
+
+    def _is_for_baseline(self, cost_ns: int, step_ns: int) -> bool:
+        """Whether a look that is too dear in the long run is one of the first, and no slowdown.
+
+        In short steps one in 16 is affordable: then rules would be blind for 900 steps.
+        """
+        if self._looks >= BASELINE_LOOKS:
+            return False
+        every = self.pace.every
+        return self.pace.allowed(step_ns) * every < cost_ns <= BASELINE_SHARE * every * step_ns
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self.forget()

@@ -93,14 +93,27 @@ def test_a_model_of_numbers_has_no_tokens(probed):
     assert shown == {"batch_fingerprint"} and "unseen" not in job.segment().status()
 
 
-def test_short_steps_are_looked_at_less_often(probed):
-    """Where a look costs more than its share of a step, every 16th is left."""
-    job = probed.run(script(TOKENS["text"], steps=100, floor=0))
+SLEEP = "optimizer.zero_grad(); __import__('time').sleep(0.01)"
+TOO_DEAR = "__import__('_supervise_probe').collectors.batch.BASELINE_SHARE = 0.0"
+DENSE, SPARSE = [*range(4, 24, 4), *range(24, 64, 8), 64, 80, 96], [280, 288, 296, 304, 312, 320]
+
+
+@pytest.mark.parametrize(
+    ("steps", "source", "looks"),
+    [
+        (100, ("    if 0:", f"    {TOO_DEAR}\n    if 0:"), DENSE),
+        (330, ("optimizer.zero_grad()", SLEEP), [*range(4, 276, 4), *SPARSE]),
+    ],
+)
+def test_short_steps_are_looked_at_less_often(probed, steps, source, looks):
+    """Where a look costs more than its share of a step, every 16th is left; at first 64 looks
+    come, which rules compare with, unless they slow the job down."""
+    job = probed.run(script(TOKENS["text"], steps=steps, floor=0).replace(*source))
     seen = [frame["step"] for frame in job.frames if NAMES[0] in frame]
-    assert seen == [*range(4, 24, 4), *range(24, 64, 8), 64, 80, 96]
-    rows = job.output
+    assert seen == [step for step in looks if step >= job.frames[0]["step"]]
+    rows, frames = job.output, {frame["step"]: frame for frame in job.frames}
     for step in seen:
-        assert job.frames[step][NAMES[0]] == pytest.approx(rows[step][NAMES[0]], rel=1e-12)
+        assert frames[step][NAMES[0]] == pytest.approx(rows[step][NAMES[0]], rel=1e-12)
 
 
 def test_other_data_are_far_from_the_tokens_before_and_become_usual(probed):
