@@ -165,6 +165,12 @@ OF, F = SpikeClass, Fact
         (OF.UNDECIDED, [], "compare the weights from before and after on a fixed batch"),
         (OF.PLATEAU, [F.DRILL, F.RATE], "a drill did it, on purpose; to go back: " + BACK),
         (OF.NUMERIC, [F.UNDONE, F.CAME_BACK, F.BACK], "came again after the rollback, and ended"),
+        (
+            OF.STRUCTURAL,
+            [F.EXHAUSTED, F.BACK, F.ATTENTION],
+            "it came again, and the loss is back now",
+        ),
+        (OF.NUMERIC, [F.RESTORED, F.BACK, F.UNDONE], "find the NaN or Inf in the forward pass"),
     ],
 )
 def test_the_advice_follows_the_cause_the_model_and_what_was_tried(kind, facts, text):

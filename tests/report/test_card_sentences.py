@@ -197,6 +197,7 @@ def test_an_action_is_told_by_its_observed_effect(actions, texts):
             "nothing: the record of the run could not be written, and without it nothing is done",
         ),
         ({"mode": "observe"}, "nothing: mode observe"),
+        ({"hold": "back was tried before"}, "nothing: back was tried before"),
         ({"skipped": [7]}, "skipped the update of step 7"),
         ({"skipped": [7, 9]}, "skipped the updates of steps 7 and 9"),
         ({"skipped": [7, 8, 9]}, "skipped the updates of steps 7 to 9"),

@@ -193,6 +193,7 @@ LINES: Sequence[Line] = (
     _line(_OF.PLATEAU, Step(f"{EARLIER}, and skip 200 to 500 batches", LIST_CHECKPOINTS)),
     _line(_OF.STRUCTURAL, "{rate}: set it right: it jumps again", _F.RATE, _F.UNDONE),
     _line(_OF.STRUCTURAL, "{rate}: set it right", THEN_GO_BACK, _F.RATE),
+    _line(_OF.STRUCTURAL, "it came again, and the loss is back now", GIVEN, _F.EXHAUSTED, _F.BACK),
     _line(_OF.STRUCTURAL, GIVEN, f"{NOT_MEANT}: mend it", THEN_START, _F.INPUT, _F.ENDED),
     _line(_OF.STRUCTURAL, GIVEN, Way("stop", NOT_MEANT), "mend it", THEN_START, _F.INPUT),
     _line(_OF.STRUCTURAL, REWIRE, THEN_START, _F.WIRING),

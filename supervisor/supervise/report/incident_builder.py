@@ -287,6 +287,7 @@ class _Case:
             wrong_inputs=self.wrong_inputs,
             unprotected=_is_unprotected(self.records, self.incident[-1].seq),
             newest=self.incident[-1].step,
+            hold="" if self.held is None else self.held.cause,
             opened_by_rule=bool(self.opened.rule),
         )
 

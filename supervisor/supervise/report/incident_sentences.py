@@ -376,6 +376,7 @@ def describe_response(
     unprotected: bool,
     opened_by_rule: bool,
     newest: int,
+    hold: str = "",
 ) -> str:
     """Return what was done, and what was asked or refused where nothing was.
 
@@ -384,8 +385,8 @@ def describe_response(
         rate_left: what the learning rate would still be after what is asked for, "" for as before.
         cause: how the data changed, which is not said twice.
         wrong_inputs: what was wrong with the batches, so that the next ones may be no others.
-        skipped: steps whose update a safeguard skipped.
-        newest: step of the newest record.
+        skipped: steps whose update a safeguard skipped. newest: step of the newest record.
+        hold: why automatic actions are off, "" where they are not.
     """
     rows = action_texts(
         actions,
@@ -411,7 +412,7 @@ def describe_response(
     if plan is not None:
         parts.append(f"nothing to the job: mode {plan[0]}; enforce would have run {plan[1]}")
     elif not parts:
-        reason = "the policy has no action for this"
+        reason = hold or "the policy has no action for this"
         if not opened_by_rule:
             reason = "the policy has no job.on_crash, so the job is not started again"
         if unprotected:
