@@ -310,6 +310,13 @@ def test_running_statistics_are_explained_by_the_forward_pass_that_broke_them():
     assert "memory" not in report.next.text
 
 
+def test_updates_of_nothing_are_explained_by_a_rate_of_nearly_nothing():
+    report = stories.report("rate-gone")
+
+    assert report.rules[0].rule == "update_scale.small"
+    assert report.cause.is_known and report.cause.text.endswith(": no weight changes by it")
+
+
 def test_running_statistics_that_stay_broken_cost_evaluations():
     report = stories.report("statistics-watched")
 

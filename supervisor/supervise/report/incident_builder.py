@@ -78,6 +78,8 @@ Policies = Mapping[str, Policy]
 MAX_FAILURES = 8
 WAITING = "dataloader_stall_frac"
 MAX_TITLE = 90  # characters
+UPDATE = "update_norm"
+VANISHED = 1e-3  # of a learning rate before, by which the updates became 0; project default
 SOON = 5  # steps until a rule about what began at the onset fires; project default
 
 
@@ -258,10 +260,31 @@ class _Case:
             operator=f"{opened.requested_by} ordered {opened.verb}" if opened.requested_by else "",
             inputs=self.wrong_inputs,
         )
+        if not candidates and (rate := self._vanished_rate()) is not None:
+            candidates = [rate]
         if (broken := self._broken_forward()) is not None:
             candidates.insert(1 if candidates and candidates[0].kind == "drill" else 0, broken)
         cause = sentences.describe_cause(opened, moves, candidates, unchanged, self.diagnosis)
         return cause, sentences.title_trigger(self.diagnosis, candidates)
+
+    def _vanished_rate(self) -> Candidate | None:
+        """Return a learning rate by which no weight changes any more, None for no such."""
+        conditions = [c for c in self.conditions if c.is_breach]
+        if not any(c.metric == UPDATE and c.value == 0.0 for c in conditions):
+            return None
+        ratios = [
+            (c.measured, c.value)
+            for c in conditions
+            if c.metric == facts.RATE and c.measure == "ratio" and isinstance(c.measured, float)
+        ]
+        ratio, value = min(ratios, key=lambda pair: pair[0], default=(1.0, None))
+        if ratio > VANISHED:
+            return None
+        rate = sentences.format_significant(value)
+        text = (
+            f"the learning rate fell to {rate}, {ratio:.2g} of what it was: no weight changes by it"
+        )
+        return Candidate("schedule", text, None, None)
 
     def _broken_forward(self) -> Candidate | None:
         """Return what broke running statistics, None where they are whole, or not they alone."""
