@@ -120,6 +120,37 @@ def test_nonfinite_a_gap_is_none_where_another_metric_is_there_instead(read):
     assert "B" not in codes[:340] and codes.endswith("B" * 7)
 
 
+@pytest.mark.parametrize(
+    ("rows", "breach", "numbers"),
+    [
+        ([(1.0, 2.0)] * 40 + [(None, 2.0)] * 70, 103, (64.0, 64)),
+        ([(1.0, None)] * 40 + [(1.0, 2.0)] + [(None, 2.0)] * 500, None, None),  # turns that meet
+        ([(1.0, None)] * 40 + [(None, 2.0)] * 500, None, None),  # another one from here on
+        ([(1.0, None)] * 40 + [(None, 2.0)] * 200 + [(None, None)] * 64, 303, (264.0, 264)),
+        (
+            [(1.0, None)] * 40 + [(None, 2.0)] * 9 + [(1.0, None)] * 40 + [(None, 2.0)] * 200,
+            88 + 79 + 64,
+            (143.0, 143),
+        ),
+    ],
+)
+def test_nonfinite_others_that_step_together_with_a_metric_take_no_turns(
+    read, rows, breach, numbers
+):
+    """As the rates of two groups; and what took turns is missed 8 times its longest one later."""
+    watch = Nonfinite(("a",), without=("b",), gap=64).start()
+    codes = read(watch, rows[: None if breach is None else breach + 1])
+
+    assert codes.find("B") == (-1 if breach is None else breach)
+    if numbers is not None:
+        assert (watch.numbers()["value"], watch.numbers()["threshold"]) == numbers
+
+
+def test_nonfinite_a_rule_is_about_the_metric_that_is_missing():
+    """Not about those that may be there instead."""
+    assert Nonfinite(("a",), without=("b",), gap=64).subjects == ("a",)
+
+
 def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
     """64 steps where it comes in each; a longest one of 20 makes it 160; 31 samples are few."""
     watch = Nonfinite(("a",), gap=64).start()

@@ -43,7 +43,7 @@ FALLING = ((0.0, 2.0, 0.1), (0.5, 1.2, 0.1), (1.0, 1.0, 0.1))
 ALL = {
     "nonfinite": Nonfinite(("a", "b")),
     "nonfinite_few": Nonfinite(("a",), m_of_n=(2, 4), startup=3, without=("b",)),
-    "nonfinite_gap": Nonfinite(("a",), gap=8),
+    "nonfinite_gap": Nonfinite(("a",), without=("b",), gap=8),
     "threshold": Threshold("a", gt=2.0, clear=1.0, m_of_n=(2, 4)),
     "robust_z": RobustZ("a", m_of_n=(2, 3), **Z),
     "robust_z_log": RobustZ("a", side="both", transform="log", **Z),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, ClassVar
 
 from ..core.model.decisions import BREACH, OK, UNKNOWN
@@ -20,6 +20,7 @@ from ._watch import NEVER, Debounced, Memory, check_quota
 
 # Of `gap`, project defaults: samples that show a spacing, and how much longer than usual it may be.
 FEWEST, NEWEST, LONGEST_SHARE = 32, 64, 8
+FEWEST_TOGETHER = 2  # samples: in one step, turns may meet
 LATELY = 32  # steps; twice the longest spacing of what the probe measures in some steps only
 
 
@@ -34,8 +35,10 @@ class Nonfinite(Detector):
 
     Absent metrics are left out; UNKNOWN when all of them are absent. With `gap` absence is what is
     judged, of one metric: a BREACH when it is absent for `gap` times its own usual spacing in
-    steps, and an eighth of `gap` times the longest of the newest 64, after 32 samples. A step with
-    any of `without` is none without it: as where another optimizer is in turn.
+    steps, and an eighth of `gap` times the longest of the newest 64, after 32 samples. `without`
+    may take turns with it, as other optimizers do: a step with any of them is no gap, unless they
+    were in its own newest two steps, too, or it is absent for an eighth of `gap` times its longest
+    absence in such a turn.
 
     Example:
         {kind: nonfinite, metrics: [train_loss_raw, grad_global_norm]}
@@ -57,6 +60,10 @@ class Nonfinite(Detector):
     @property
     def metrics(self) -> tuple[str, ...]:
         return (*self.metrics_, *self.without)
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        return self.metrics_
 
     @property
     def needs_all(self) -> bool:
@@ -145,12 +152,16 @@ class NonfiniteWatch(Debounced):
 
 
 class GapWatch(Memory):
-    """The steps of the samples that were there, oldest first; `limit` is in steps.
+    """The steps of the samples that were there, or were others' turn, oldest first.
 
     Attributes:
         dropped: for each time that the run went back, the step that it went back to and the next
             one. Its steps are counted on: those between are no part of a gap.
         resumed: the step that was gone back to, NEVER when that is behind.
+        own_steps: those of the metric itself; `together`: which had any of `without` beside it.
+        turn_ends, turns: where its absences ended in which others took their turn, and how long
+            they were, each longer than the one before.
+        missing, limit: steps since its newest sample.
     """
 
     def __init__(self, spec: Nonfinite, gap: int) -> None:
@@ -162,10 +173,16 @@ class GapWatch(Memory):
         self.steps: list[int] = []
         self.dropped: list[tuple[int, int]] = []
         self.resumed = NEVER
+        self.own_steps: list[int] = []
+        self.together: list[float] = []
+        self.turn_ends: list[int] = []
+        self.turns: list[float] = []
 
     def drop_after(self, step: int) -> None:
         cut_lists_after(step, self.steps)
-        oldest = self.steps[0] if self.steps else step
+        cut_lists_after(step, self.own_steps, self.together)
+        cut_lists_after(step, self.turn_ends, self.turns)
+        oldest = min(step, *self.steps[:1], *self.own_steps[:1])
         self.dropped = [span for span in self.dropped if oldest < span[1] <= step]
         self.resumed = step
 
@@ -182,25 +199,49 @@ class GapWatch(Memory):
         self.raw = UNKNOWN
         if step <= self.last:
             return UNKNOWN
-        self.last, self.missing = step, 0
+        self.last, self.missing, self.limit = step, 0, 0
         if self.resumed != NEVER:
             self.dropped.append((self.resumed, step))
             self.resumed = NEVER
-        if any(value is not None for value in sample):
-            self.steps.append(step)
-            trim_window(NEWEST, self.steps)
+        others = any(value is not None for value in sample[1:])
+        if sample[0] is not None or (others and self._is_turn(step)):
+            self._take_sample(step, own=sample[0] is not None, others=others)
             self.raw = OK
             return OK
         if len(self.steps) < FEWEST:
             return UNKNOWN
-        self.missing = self._distance(self.steps[-1], step)
-        if self.missing >= self.gap:
+        missing = self._distance(self.steps[-1], step)
+        self.missing = self._distance(self.own_steps[-1], step) if self.own_steps else missing
+        if missing >= self.gap:
             spaces = sorted(starmap(self._distance, pairwise(self.steps[-NEWEST:])))
             longest = self.gap * spaces[-1] // LONGEST_SHARE
-            self.limit = max(self.gap * spaces[len(spaces) // 2], longest)
-            if self.missing >= self.limit:
+            limit = max(self.gap * spaces[len(spaces) // 2], longest)
+            self.limit = limit + self.missing - missing  # others' turns are no gap
+            if missing >= limit:
                 self.raw = BREACH
         return self.raw
+
+    def _is_turn(self, step: int) -> bool:
+        """Return whether others are there instead of it, and not as long as if it had stopped."""
+        newest = self.together[-FEWEST_TOGETHER:]
+        if len(newest) == FEWEST_TOGETHER and all(newest):
+            return False
+        longest = self.turns[-1] if self.turns else inf
+        most = self.gap * longest / LONGEST_SHARE
+        return not self.own_steps or self._distance(self.own_steps[-1], step) < most
+
+    def _take_sample(self, step: int, *, own: bool, others: bool) -> None:
+        if own:
+            if self.own_steps and self.steps[-1] > self.own_steps[-1]:
+                turn = self._distance(self.own_steps[-1], step)
+                if not self.turns or turn > self.turns[-1]:
+                    self.turn_ends.append(step)
+                    self.turns.append(turn)
+            self.own_steps.append(step)
+            self.together.append(others)
+            trim_window(NEWEST, self.own_steps, self.together)
+        self.steps.append(step)
+        trim_window(NEWEST, self.steps)
 
     def numbers(self) -> Reading:
         return {
