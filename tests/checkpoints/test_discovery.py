@@ -9,6 +9,7 @@ import pytest
 
 from supervise.checkpoints import (
     FileIdentity,
+    Register,
     explain_unusable,
     find_current_path,
     find_matches,
@@ -53,6 +54,27 @@ def test_a_directory_needs_the_files_of_all_ranks(driver):
 
     driver.write("checkpoint-10/rng_state_1.pth", "good 1")
     assert driver.run_once() == [("ckpt-1", 9, True)]
+
+
+def test_files_without_a_step_are_of_one_save_where_they_are_seen_together(driver):
+    """Before the first frame nobody knows the step: the damaged file of the newest save counts."""
+    driver.open(glob=("*.pt",))
+    driver.write("model.pt", "torn")
+    driver.save("optim.pt", "good 1")
+    assert Register(driver.run).newest().id == "ckpt-1"
+
+    driver.save("later.pt", "good 2")
+    assert Register(driver.run).newest().id == "ckpt-3"
+    assert [event.data["save"] for event in driver.events] == [1, 1, 3]
+
+
+def test_a_file_that_follows_while_the_one_before_is_written_is_of_its_save(driver):
+    driver.open(glob=("*.pt", "*/*.pt"), settle=60.0)
+    for name in ("model.pt", "optim.pt", "other/model.pt"):
+        driver.write(name, "good 1")
+        driver.guard.scan()
+
+    assert [entry["save"] for entry in driver.entries()] == [1, 1, 3]
 
 
 def test_patterns_skip_links_and_partial_files(tmp_path):

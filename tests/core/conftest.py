@@ -294,7 +294,7 @@ def tell() -> Callable[..., Story]:
 
 
 def save(
-    story: Story, name: str, step: int, ok: bool = True, attempt: int | None = None, **more: str
+    story: Story, name: str, step: int, ok: bool = True, attempt: int | None = None, **more: Any
 ) -> None:
     attempt = story.attempt if attempt is None else attempt
     data = {"id": name, "step": step, "attempt": attempt, "path": f"/c/{name}", "ok": ok}

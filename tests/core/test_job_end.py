@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from supervise.actions import Stop
 from supervise.core.model import (
     JobSettings,
     Launched,
@@ -15,7 +16,16 @@ from supervise.core.model import (
 from supervise.detectors import Descent, Threshold
 from supervise.report import Record, Status, status_of
 
-from .conftest import NAN, crashing, messages, rules_of, save
+from .conftest import (
+    NAN,
+    above,
+    crashing,
+    messages,
+    one_rule,
+    rules_of,
+    runbook_of,
+    save,
+)
 
 SIGINT, SIGTERM, SIGUSR1, SIGUSR2 = "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"
 NOW, GRACE = 100.0, 20.0
@@ -217,6 +227,12 @@ def test_a_damaged_last_checkpoint_is_reported(tell, damaged, then):
     [
         ([NAN], None, "finished at step 50, and its loss is NaN or Inf from step 50 on"),
         ([2.0], 60, "the job ended with code 0 after 51 of 60 steps"),
+        (
+            [NAN, NAN],
+            60,
+            "the job ended with code 0 after 52 of 60 steps, and its loss is NaN or Inf from step "
+            "50 on",
+        ),
     ],
 )
 def test_a_damaged_last_checkpoint_hides_nothing_worse(tell, losses, steps, title):
@@ -229,6 +245,25 @@ def test_a_damaged_last_checkpoint_hides_nothing_worse(tell, losses, steps, titl
 
     assert newest(story) == ("SEV1", title)
     damage = "; the newest checkpoint, ckpt-2 in /c/ckpt-2, is damaged: torn"
+    assert messages(story)[-1]["verdict"].endswith(damage)
+    assert ("ckpt-1 of step 39 (" in str(messages(story)[-1])) == (NAN in losses)
+
+
+@pytest.mark.parametrize("code", [0, -15])
+def test_a_damaged_last_checkpoint_is_told_behind_a_stop_of_the_policy(tell, code):
+    """With code 0 as well: whoever stopped it, the next start would load the damaged one."""
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV1", "end")
+    books = {"end": runbook_of("end", Stop())}
+    story = tell(**rule, runbooks=books, answer=lambda key: None, healthy=50)
+    save(story, "ckpt-1", 49, ok=False, damage="torn")
+    story.frames(8.0)
+    story.exit(code)
+    stop = story.kinds("intent")[-1].data["action"]["id"]
+    story.finish(stop, {"exit_code": 78, "returncode": code})
+
+    title = "the job is DOWN: supervise stopped it at step 50, as the policy says"
+    assert newest(story) == ("SEV1", title)
+    damage = "; the newest checkpoint, ckpt-1 in /c/ckpt-1, is damaged: torn"
     assert messages(story)[-1]["verdict"].endswith(damage)
 
 
@@ -245,6 +280,16 @@ def test_of_checkpoints_without_a_step_the_last_one_saved_is_the_newest(tell, da
     assert ckpt is not None
     assert ckpt.id == "ckpt-3"
     assert newest(story)[0] == ("SEV1" if damaged == 3 else "INFO")
+
+
+def test_of_files_of_one_save_without_a_step_the_damaged_one_counts(tell):
+    """As the weights beside the optimizer; that of an older save does not."""
+    story = tell(healthy=50)
+    save(story, "ckpt-1", -1, save=1, ok=False, damage="torn")
+    save(story, "ckpt-2", -1, save=1)
+    assert story.state.checkpoints.newest().id == "ckpt-1"
+    save(story, "ckpt-3", -1, save=3)
+    assert story.state.checkpoints.newest().id == "ckpt-3"
 
 
 def test_a_crash_behind_a_damaged_checkpoint_says_so_where_it_names_the_good_one(tell):

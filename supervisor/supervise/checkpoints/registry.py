@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .. import system
-from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY
+from ..core.model.checkpoint_registry import UNKNOWN, WEIGHTS_ONLY, checkpoint_number, order_by_age
 from ..core.model.events import Event, LateFrame, Notice
 from ..core.model.payload import CheckpointState, Json, Payload
 from ..errors import StoreError
@@ -90,6 +90,7 @@ class Entry(msgspec.Struct, eq=False):
         counters: of the steps in it, by rank; under "all" those of the rank that saved, and of
             each rank that is not listed. `{}` if they were not reported.
         values: metrics of the newest frame at the time of the save.
+        save: of those of an unknown step the number of the first one of the same save, 0 for none.
     """
 
     id: str
@@ -116,11 +117,17 @@ class Entry(msgspec.Struct, eq=False):
     evaluation: BatchFacts | None = None
     counters: RankCounters = {}
     values: dict[str, float] = {}
+    save: Int64 = 0
 
     @property
     def name(self) -> str:
         """The last part of the path."""
         return Path(self.path).name
+
+    @property
+    def number(self) -> int:
+        """The number in its id: they are counted as they are found."""
+        return checkpoint_number(self.id)
 
     @property
     def label(self) -> str:
@@ -263,12 +270,12 @@ def find_newest_checkpoint(entries: Iterable[Entry]) -> Entry | None:
     Of several the damaged one, as `core.model.checkpoint_registry` does, else the last one found.
     """
 
-    def order(numbered: tuple[int, Entry]) -> tuple[int, int, bool, int]:
-        number, entry = numbered
-        return entry.attempt, entry.step, entry.step >= 0 and entry.state == BAD, number
+    def order(entry: Entry) -> tuple[int, ...]:
+        damaged = entry.state == BAD
+        return order_by_age(entry.attempt, entry.step, entry.save, entry.number, damaged)
 
     own = (entry for entry in entries if entry.present and entry.state in JUDGED)
-    return max(enumerate(own), key=order, default=(0, None))[1]
+    return max(own, key=order, default=None)
 
 
 def read_registry(run: Path) -> RegisterDocument:
@@ -544,6 +551,7 @@ class CheckpointNotifications:
             "resumable": entry.resumable,
             "damage": damage,
         }
+        data |= {"save": entry.save} if entry.step < 0 else {}
         step = entry.step if entry.step >= 0 else None
         step_text = "" if step is None else f" of step {step}"
         message = f"checkpoint {entry.id}{step_text} {text}"

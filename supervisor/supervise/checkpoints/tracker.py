@@ -252,9 +252,23 @@ class CheckpointTracker:
             return
         entry = self._register.add(path, step=position.step, attempt=position.attempt, saved=wall)
         _set_stamp(entry, current)
+        entry.save = self._save_of(entry, now_s) if entry.step < 0 else 0
         entry.values = _registered(position.values)
         self._pending[entry.id] = _Pending(now_s, ranks=position.ranks)
         changes.any = True
+
+    def _save_of(self, added: Entry, now_s: float) -> int:
+        """Return the number of the save of a new entry without a step, see `Entry.save`.
+
+        Its files are found in one scan, or the next one while the one before is still written.
+        """
+        before = self._register.entries[-2:-1]
+        pending = self._pending.get(before[0].id) if before else None
+        if pending is None or before[0].attempt != added.attempt or not before[0].save:
+            return added.number
+        is_beside = Path(before[0].path).parent == Path(added.path).parent
+        is_written = is_beside and now_s - pending.since_s < self._settle_s
+        return before[0].save if before[0].saved == added.saved or is_written else added.number
 
     def _apply(
         self, report: SaveReport, matched: Sequence[str], now_s: float, changes: Changes

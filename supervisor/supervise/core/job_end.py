@@ -221,25 +221,30 @@ def _notify_end(ctx: StepContext, incident: Incident | None, why: str, *, failed
         ctx.send(meant if damaged is None else _damaged(ctx, damaged, good), replace=True)
         return
     if job.returncode == 0 and not job.stopping:
-        if not job_lifecycle.notify_early_end(ctx, incident, _describe_damage(damaged)):
-            ctx.send(_finished(ctx, damaged), replace=True)
+        monitor, damage = state.monitors.get(state.leader() or 0), _describe_damage(damaged)
+        since = None if monitor is None else diagnosis.nonfinite_since(monitor)
+        if not job_lifecycle.notify_early_end(ctx, incident, since, damage):
+            ctx.send(_finished(ctx, since, damaged), replace=True)
         return
-    ctx.send(_bad_end(ctx, incident, why, failed=failed), replace=True, incident=incident)
+    end = _bad_end(ctx, incident, why, damaged, failed=failed)
+    ctx.send(end, replace=True, incident=incident)
 
 
-def _finished(ctx: StepContext, damaged: Checkpoint | None) -> notices.Notice:
-    """Return what people hear of an end that looks good: its newest losses may be no numbers.
+def _finished(
+    ctx: StepContext, nonfinite_since: int | None, damaged: Checkpoint | None
+) -> notices.Notice:
+    """Return what people hear of an end that looks good.
 
-    damaged: the newest checkpoint, if it is. No frame follows in which a rule could tell it.
+    Args:
+        nonfinite_since: the step since which all losses are NaN or Inf, None where they are not.
+        damaged: the newest checkpoint, if it is. No frame follows in which a rule could tell it.
     """
-    state, step = ctx.state, ctx.state.step
-    monitor = state.monitors.get(state.leader() or 0)
-    since = None if monitor is None else diagnosis.nonfinite_since(monitor)
+    state, step, since = ctx.state, ctx.state.step, nonfinite_since
     if since is not None:
         return run_notices.FinishedNonfinite(
             severity="SEV1",
             step=step,
-            since=since,
+            loss=reasons.LossNonfinite(since=since).text,
             damage=_describe_damage(damaged),
             advice=Advice(None, advice.advise_restart(ctx.policy, state, since)),
         )
@@ -267,7 +272,12 @@ def _advice(ctx: StepContext, incident: Incident | None) -> Advice:
 
 
 def _bad_end(
-    ctx: StepContext, incident: Incident | None, why: str, *, failed: bool
+    ctx: StepContext,
+    incident: Incident | None,
+    why: str,
+    damaged: Checkpoint | None,
+    *,
+    failed: bool,
 ) -> notices.Notice:
     """Return what people hear of an end that nobody asked for, or a rule; see `_notify_end`."""
     job, step, cause = ctx.state.job, ctx.state.step, ctx.state.job.cause
@@ -277,14 +287,18 @@ def _bad_end(
         return run_notices.EndAsked(
             severity="SEV1", signal=job.end_signal, step=step, outcome=end, advice=then
         )
+    damage = _describe_damage(damaged)
     if job.stopping and incident is None:
-        return run_notices.JobStopped(severity="SEV1", step=step, end=end, advice=then)
+        return run_notices.JobStopped(
+            severity="SEV1", step=step, end=end, damage=damage, advice=then
+        )
     if job.stopping and incident is not None:
         return run_notices.JobStoppedIn(
             severity="SEV1",
             step=step,
             end=end,
             headline=incident.headline,
+            damage=damage,
             advice=then,
         )
     if failed:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from . import (
     advice,
     approvals,
@@ -79,10 +81,15 @@ def on_training_ended(ctx: StepContext, event: Notice) -> None:
     ctx.state.job.shortfall = made.text if is_early else ""
 
 
-def notify_early_end(ctx: StepContext, incident: Incident | None, damage: str) -> bool:
+def notify_early_end(
+    ctx: StepContext, incident: Incident | None, nonfinite_since: int | None, damage: str
+) -> bool:
     """Notify people of an end with code 0 that came too early; return whether it did.
 
-    incident: that it ended, if any. damage: of the newest checkpoint, "" for none.
+    Args:
+        incident: that it ended, if any.
+        nonfinite_since: the step since which all losses are NaN or Inf, None where they are not.
+        damage: of the newest checkpoint, "" for none.
     """
     state, job = ctx.state, ctx.state.job
     shortfall, planned = job.shortfall, ctx.policy.job.steps
@@ -92,6 +99,10 @@ def notify_early_end(ctx: StepContext, incident: Incident | None, damage: str) -
     if not shortfall or job.signalled or job.end_requested:
         return False
     early = run_notices.JobEndedEarly(severity="SEV1", shortfall=shortfall, damage=damage)
+    if nonfinite_since is not None:
+        then = advice.advise_restart(ctx.policy, state, nonfinite_since)
+        loss = reasons.LossNonfinite(since=nonfinite_since).text
+        early = structs.replace(early, loss=loss, advice=Advice(None, then))
     ctx.send(early, replace=True, incident=incident)
     return True
 

@@ -741,6 +741,13 @@ class DeviceBusy(DeviceFull, frozen=True, kw_only=True):
     )
 
 
+class LossNonfinite(Clause, frozen=True, kw_only=True):
+    """`since`: the first step of those whose losses are no numbers, up to the last one."""
+
+    TEXT = "its loss is NaN or Inf from step {since} on"
+    since: int
+
+
 class NewestDamaged(Clause, frozen=True, kw_only=True):
     TEXT = "the newest checkpoint, {checkpoint} in {path}, is damaged: {damage}"
     checkpoint: str

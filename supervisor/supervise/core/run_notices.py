@@ -691,37 +691,39 @@ class JobFinished(Notice, frozen=True, kw_only=True):
 
 
 class FinishedNonfinite(Notice, frozen=True, kw_only=True):
-    """`since`: the first step of those whose losses are no numbers, up to the last one."""
+    """`loss`: since which step all of its losses are no numbers."""
 
     KIND = FINISHED
-    TITLE = "finished at step {step}, and its loss is NaN or Inf from step {since} on"
+    TITLE = "finished at step {step}, and {loss}"
     WHAT = "it reports success; what it saved since then is of no use[; {damage}]"
     step: int
-    since: int
+    loss: str
     damage: str = ""  # of the newest checkpoint
 
 
 class JobEndedEarly(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "the job ended with code 0 after {shortfall}"
+    TITLE = "the job ended with code 0 after {shortfall}[, and {loss}]"
     WHAT = "it reports success and is not complete; nothing asked it to stop[; {damage}]"
     NEXT = sentences("read the end of the job's output, then its data and its stop condition")
     shortfall: str
+    loss: str = ""  # where its newest ones are no numbers
     damage: str = ""  # of the newest checkpoint
 
 
 class JobStopped(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = "the job is DOWN: supervise stopped it[ at step {step}], as the policy says"
-    WHAT = "the job {end}"
+    WHAT = "the job {end}[; {damage}]"
     step: int
     end: str
+    damage: str = ""  # of the newest checkpoint
 
 
 class JobStoppedIn(JobStopped, frozen=True, kw_only=True):
     """As before, about an incident."""
 
-    WHAT = "{headline}; the job {end}, and is not started again by itself"
+    WHAT = "{headline}; the job {end}, and is not started again by itself[; {damage}]"
     headline: str
 
 

@@ -36,6 +36,7 @@ class Checkpoint:
         trial: the incident that must recover before it may be gone back to, else "".
         resumable: what the verifier found in it: `FULL`, `WEIGHTS_ONLY`, or `UNKNOWN`.
         damage: what is wrong with its files, "" for nothing.
+        save: of those whose step nobody knows, the number of the first one of the same save.
     """
 
     id: str
@@ -48,12 +49,13 @@ class Checkpoint:
     trial: str = ""
     resumable: str = UNKNOWN
     damage: str = ""
+    save: int = 0
 
     @property
-    def number(self) -> int:
-        """The number in its id: the guard counts them as it finds them."""
-        number = self.id.rpartition("-")[2]
-        return int(number) if number.isdecimal() else 0
+    def age(self) -> tuple[int, ...]:
+        """What orders them, see `order_by_age`."""
+        number = checkpoint_number(self.id)
+        return order_by_age(self.attempt, self.step, self.save, number, bool(self.damage))
 
 
 class Checkpoints:
@@ -85,6 +87,7 @@ class Checkpoints:
             previous.trial if previous is not None else trial,
             state.resumable,
             state.damage,
+            state.save,
         )
         if previous is None and self._is_wrong_start(checkpoint):
             checkpoint = replace(checkpoint, suspect=suspect or WRONG_START, trial="")
@@ -193,16 +196,8 @@ class Checkpoints:
         return tuple(sorted((c for c in sound if c.step >= 0), key=lambda c: (c.step, c.attempt)))
 
     def newest(self) -> Checkpoint | None:
-        """Return the one of the newest step; of two the damaged one, None if none was verified.
-
-        Of those whose step nobody knows it is the one that was saved last. Verdicts may come in
-        another order: the newest is verified first.
-        """
-
-        def order(c: Checkpoint) -> tuple[int, int, bool, int]:
-            return c.attempt, c.step, c.step >= 0 and bool(c.damage), c.number
-
-        return max(self._known.values(), key=order, default=None)
+        """Return the one of the newest save, see `order_by_age`; None if none was verified."""
+        return max(self._known.values(), key=lambda checkpoint: checkpoint.age, default=None)
 
     def suspects(self) -> frozenset[str]:
         """Return the ids of those that must not be gone back to although they may verify."""
@@ -211,6 +206,20 @@ class Checkpoints:
     def on_trial(self) -> frozenset[str]:
         """Return the ids of those that may still turn out to be good, or suspect."""
         return frozenset(name for name, checkpoint in self._known.items() if checkpoint.trial)
+
+
+def checkpoint_number(name: str) -> int:
+    """Return the number in the id of a checkpoint: the guard counts them as it finds them."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def order_by_age(attempt: int, step: int, save: int, number: int, damaged: bool) -> tuple[int, ...]:
+    """Return the key that orders checkpoints by their saves; of one save the damaged one is last.
+
+    Verdicts may come in another order: the newest is verified first.
+    """
+    return attempt, step, 0 if step >= 0 else save or number, damaged, number
 
 
 def is_partial(name: str) -> bool:

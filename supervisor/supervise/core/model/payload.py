@@ -95,6 +95,7 @@ class CheckpointState(Struct, frozen=True):
     bytes: int | None = 0
     resumable: str = "unknown"
     damage: str = ""
+    save: int = 0
 
 
 class CheckpointSearch(Struct, frozen=True):
