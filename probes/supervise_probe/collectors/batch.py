@@ -570,7 +570,7 @@ class BatchSanityCollector(Collector):
         self.pace = sets.pace("batch_sanity", FIRST, TOKENS, FLOOR_NS // 2, least=2)
         self._kept: list[Any] = []
         self._usual: Any = None  # shares of the buckets
-        self._looks = 0
+        self._looks = self._baseline_looks = 0  # since the device changed; ever
         self._order: Optional[BlockSkew] = None
         self.rarer = RARER
         self._table = TokenTable(self.torch, context.registry)
@@ -605,6 +605,7 @@ class BatchSanityCollector(Collector):
         if batches:
             began = thread_time_ns()
             self._count(batches, values)
+            self._baseline_looks += 1
             cost_ns, step_ns = thread_time_ns() - began, step.elapsed_ns
             if step_ns is not None and not self._is_for_baseline(cost_ns, step_ns):
                 self.pace.adjust_interval(cost_ns, step_ns)
@@ -614,7 +615,7 @@ class BatchSanityCollector(Collector):
 
         In short steps one in 16 is affordable: then rules would be blind for 900 steps.
         """
-        if self._looks >= BASELINE_LOOKS:
+        if self._baseline_looks >= BASELINE_LOOKS:
             return False
         every = self.pace.every
         return self.pace.allowed(step_ns) * every < cost_ns <= BASELINE_SHARE * every * step_ns

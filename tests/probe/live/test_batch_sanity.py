@@ -94,6 +94,8 @@ def test_a_model_of_numbers_has_no_tokens(probed):
 
 
 SLEEP = "optimizer.zero_grad(); __import__('time').sleep(0.01)"
+WIRED = "sys.modules['_supervise_probe']._probe.parts.wired"
+OTHER_DEVICE = f"{SLEEP}; PROBED and setattr({WIRED}.batch_sanity, '_usual', None)"
 TOO_DEAR = "__import__('_supervise_probe').collectors.batch.BASELINE_SHARE = 0.0"
 DENSE, SPARSE = [*range(4, 24, 4), *range(24, 64, 8), 64, 80, 96], [280, 288, 296, 304, 312, 320]
 
@@ -103,11 +105,13 @@ DENSE, SPARSE = [*range(4, 24, 4), *range(24, 64, 8), 64, 80, 96], [280, 288, 29
     [
         (100, ("    if 0:", f"    {TOO_DEAR}\n    if 0:"), DENSE),
         (330, ("optimizer.zero_grad()", SLEEP), [*range(4, 276, 4), *SPARSE]),
+        (330, ("optimizer.zero_grad()", OTHER_DEVICE), [*range(4, 276, 4), *SPARSE]),
     ],
 )
 def test_short_steps_are_looked_at_less_often(probed, steps, source, looks):
     """Where a look costs more than its share of a step, every 16th is left; at first 64 looks
-    come, which rules compare with, unless they slow the job down."""
+    come, which rules compare with, unless they slow the job down. No more come where batches move
+    from device to device, of which each has a mean of its own."""
     job = probed.run(script(TOKENS["text"], steps=steps, floor=0).replace(*source))
     seen = [frame["step"] for frame in job.frames if NAMES[0] in frame]
     assert seen == [step for step in looks if step >= job.frames[0]["step"]]
