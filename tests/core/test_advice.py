@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -66,6 +67,7 @@ BACK = "supervise rollback RUN --before 150"
 WORDS = {
     "onset": "150",
     "rate": "learning rate 0.001 to 0.048 (step 150)",
+    "forward": "the forward pass of step 200",
     "recurring": "3 excursions within 400 steps",
     "skipped": "step 150",
     "causes": "the weights were damaged or the batches bad",
@@ -255,6 +257,19 @@ def test_broken_running_statistics_began_in_the_step_that_was_not_finite(tell, l
 
     assert story.state.incident.breach_step == 40
     assert good(story) == ["ckpt-1"]
+
+
+def test_a_loss_that_is_not_finite_broke_running_statistics_and_no_overflow_beside_it(tell):
+    """A scaler skips overflows now and then; the step counts that nobody skipped."""
+    stats = above("running_stats_broken", 0.0)
+    names = (*NAMES, "update_skipped", "running_stats_broken")
+    story = tell(**one_rule(stats, "SEV1"), names=names, healthy=40)
+    row = {"train_loss_raw": 2.0, "grad_global_norm": 1.0, "update_skipped": 0.0}
+    story.rows(row | {"grad_global_norm": math.inf, "update_skipped": 1.0})
+    story.rows(row | {"train_loss_raw": NAN})
+    story.rows(row | {"running_stats_broken": 3.0})
+
+    assert story.state.incident.breach_step == 41
 
 
 # ── of what waits, and of what is still wrong at the end ──────────────────────────────────────────

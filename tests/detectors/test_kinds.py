@@ -167,6 +167,7 @@ def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
 def test_nonfinite_steps_that_a_rollback_dropped_are_no_part_of_a_gap(read):
     """Of a metric in every second step, behind a rollback by 300 steps that counts on."""
     watch, rows = Nonfinite(("a",), gap=64).start(), [(1.0,), (None,)]
+    watch.rewind(5)  # before its first sample
     read(watch, rows * 200)
     watch.rewind(100)
     assert "B" not in read(watch, [(None,)] + rows * 20, 400)

@@ -317,6 +317,27 @@ def test_updates_of_nothing_are_explained_by_a_rate_of_nearly_nothing():
     assert report.cause.is_known and report.cause.text.endswith(": no weight changes by it")
 
 
+def test_running_statistics_are_not_explained_by_a_skip_long_before():
+    """Gradients overflowed ten steps before, in the same incident, and broke none."""
+    report = stories.report("statistics-later")
+
+    assert report.breach_step == 190
+    assert report.cause.text.startswith(
+        "the forward pass of step 200 was NaN or Inf, which running statistics keep, though its "
+        "update was skipped"
+    )
+    assert "find the NaN or Inf in the forward pass of step 200" in report.next.text
+
+
+def test_running_statistics_without_a_cause_on_record_are_dated_by_their_count():
+    report = stories.report("statistics-alone")
+
+    assert report.cause.text.startswith(
+        "a forward pass by step 201 was NaN or Inf, which running statistics keep"
+    )
+    assert "skipped" not in report.cause.text
+
+
 def test_running_statistics_that_stay_broken_cost_evaluations():
     report = stories.report("statistics-watched")
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from . import action_planning, diagnosis, rule_scope, withdrawal
+from . import action_planning, diagnosis, reasons, rule_scope, withdrawal
 from .incident import QUIET_STEPS, STANDING_VERBS, Incident, RunbookExecution, verb_of
 from .job_recipes import CHECKPOINT, STEP, fill_recipe
 from .model.action import Refused
@@ -110,7 +110,7 @@ NO_ROLLBACK = "no rollback is needed: {skipped} changed no weight"
 LOOK = "look at the batches from step {onset} on, and for memory errors of the device"
 MEMORY_ERRORS = "nvidia-smi -q -d ECC"
 IN_WEIGHTS = Step(f"going back ended it, so {{causes}}, unknown which: {LOOK}", MEMORY_ERRORS)
-FIND_VALUE = "find the NaN or Inf in the forward pass of step {onset}: running statistics keep it"
+FIND_VALUE = "find the NaN or Inf in {forward}: running statistics keep it"
 NO_UPDATES = (
     "no update is made any more: each one since step {onset} was skipped, and the weights are good",
     STOP,
@@ -292,6 +292,7 @@ def advise_after_verdict(
     has_ended = state.job.has_ended
     words = {
         "onset": str(skipped[0] if skipped else incident.onset_step),
+        "forward": reasons.describe_forward(incident.forward),
         "end": "" if has_ended else "end the run if it still trains, ",
         "rate": f"{rates[0].text} (step {rates[0].step})" if rates else "",
         "jump": _rate_jump(incident),

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from .model.events import Frame
@@ -23,6 +23,9 @@ Row = tuple[float | None, ...]  # the values of a frame
 
 LOSS = "train_loss_raw"
 STATISTICS = "running_stats_broken"  # counted once a loss or gradient was not finite
+# What shows a forward pass that was NaN or Inf: loss, gradients, updates that were left out.
+FORWARD = (LOSS, "grad_global_norm", "nonfinite_discards", "update_skipped")
+STATISTICS_LAG = 2  # steps from a NaN to a count of statistics on an accelerator, elsewhere 1
 PROBES = ("fixed_probe_loss", "val_loss")  # the first that has enough values answers
 FRAMES = 640  # the 266 before an onset, and as many as it takes to answer
 EVALUATIONS = 64
@@ -39,6 +42,47 @@ SAMPLE_NS = 90_000_000
 # seconds has samples enough to compare with. Of 16 the 64 that are asked for come too late, and 64
 # are so short that two seconds of a busy machine are a slowdown.
 SAMPLES_AT_START = 24
+
+
+@dataclass(frozen=True)
+class BrokenForward:
+    """A forward pass that was NaN or Inf, which running statistics keep.
+
+    Attributes:
+        step: of it; None where no frame shows which it was. counted: the first step whose
+            statistics are known to be broken. skipped: its update was skipped.
+    """
+
+    step: int | None
+    counted: int
+    skipped: bool = False
+
+
+def find_broken_forward(rows: Iterable[tuple[int, Row]], counted: int) -> BrokenForward:
+    """Return what broke running statistics that are counted on from a step.
+
+    A loss says more than gradients: those overflow now and then while a scaler looks for its scale.
+
+    Args:
+        rows: step and values of `FORWARD`, newest first.
+    """
+    near: list[tuple[int, Row]] = []
+    for step, values in rows:
+        near.append((step, values))
+        if step < counted - STATISTICS_LAG:
+            break
+    losses, others = list[BrokenForward](), list[BrokenForward]()
+    discards_before = math.inf
+    for step, (loss, grad, discards, skipped) in reversed(near):
+        is_discarded, discards_before = (discards or 0.0) > discards_before, discards or 0.0
+        if not counted - STATISTICS_LAG <= step < counted:
+            continue
+        forward = BrokenForward(step, counted, skipped == 1.0)
+        if loss is not None and not math.isfinite(loss):
+            losses.append(forward)
+        elif (grad is not None and not math.isfinite(grad)) or is_discarded or forward.skipped:
+            others.append(forward)
+    return next(iter(losses + others), BrokenForward(None, counted))
 
 
 class MeanValues:
@@ -148,6 +192,13 @@ class History:
         column = self.names.index(metric)
         rows = ((f.step, f.values[column]) for f in self.frames if column < len(f.values))
         return [(step, value) for step, value in rows if value is not None and value - value == 0.0]
+
+    def newest_rows(self, metrics: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        """Yield the step and the values of these metrics of each frame, newest first."""
+        columns = [self.names.index(m) if m in self.names else FRAMES for m in metrics]
+        for frame in reversed(self.frames):
+            values, count = frame.values, len(frame.values)
+            yield frame.step, tuple(values[c] if c < count else None for c in columns)
 
     def has_recent_value(self, metric: str, frames: int) -> bool:
         """Return whether the metric was finite in any of the newest `frames` frames."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from .frames import BrokenForward
 from .model import formats
 from .model.action import Action
 from .model.decisions import SEVERITIES, PlannedStep
@@ -479,7 +480,8 @@ class Incident:
     Attributes:
         opened_step: newest step then. breach_step: the first that may be part of the trouble.
         rules: ids of those that joined it. headline: what it is about, one line.
-        slow: since when steps take longer, where it is that. run: the runbook in progress.
+        slow: since when steps take longer, where it is that. forward: what broke running
+            statistics, by the first rule about them. run: the runbook in progress.
         is_held: acting stopped, until somebody releases it; a runbook may run in the meantime.
         acknowledged_by: the operator who acknowledged it, as severe as it is. lapsed_ack: of one
             as less severe, until a message says so. denied_by: who denied a request of it.
@@ -496,6 +498,7 @@ class Incident:
     headline: str = ""
     phase: str = OPEN
     slow: SlowStep | None = None
+    forward: BrokenForward | None = None
     run: RunbookExecution | None = None
     is_held: bool = False
     acknowledged_by: str = ""

@@ -244,7 +244,7 @@ def _finished(
         return run_notices.FinishedNonfinite(
             severity="SEV1",
             step=step,
-            loss=reasons.LossNonfinite(since=since).text,
+            since=since,
             damage=_describe_damage(damaged),
             advice=Advice(None, advice.advise_restart(ctx.policy, state, since)),
         )

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from msgspec import structs
-
 from . import (
     advice,
     approvals,
@@ -98,11 +96,12 @@ def notify_early_end(
         shortfall = reasons.StepsMade(count=steps_made, total=planned).text
     if not shortfall or job.signalled or job.end_requested:
         return False
-    early = run_notices.JobEndedEarly(severity="SEV1", shortfall=shortfall, damage=damage)
-    if nonfinite_since is not None:
-        then = advice.advise_restart(ctx.policy, state, nonfinite_since)
-        loss = reasons.LossNonfinite(since=nonfinite_since).text
-        early = structs.replace(early, loss=loss, advice=Advice(None, then))
+    since, then = nonfinite_since, Advice()
+    if since is not None:
+        then = Advice(None, advice.advise_restart(ctx.policy, state, since))
+    early = run_notices.JobEndedEarly(
+        severity="SEV1", shortfall=shortfall, since=since, damage=damage, advice=then
+    )
     ctx.send(early, replace=True, incident=incident)
     return True
 

@@ -242,6 +242,7 @@ def open_or_join_incident(
     else:
         explains = rule_scope.explains_bad_input(ctx.policy, incident, rule)
         news = _joins(ctx, monitor, incident, rule, breach, text)
+    incident.forward = incident.forward or (monitor.broken_forward(rule) if numbers else None)
     if (rule.id in state.rules.flapping and not grown) or not (news or worse_is_reported):
         rule_news.track_growth(state, rule, numbers)
         return False

@@ -13,7 +13,18 @@ from itertools import product
 from operator import itemgetter
 from typing import Any
 
-from .frames import JOB, LOSS, SAMPLE_NS, STATISTICS, THROUGHPUT, History, MeanValues
+from .frames import (
+    FORWARD,
+    JOB,
+    LOSS,
+    SAMPLE_NS,
+    STATISTICS,
+    THROUGHPUT,
+    BrokenForward,
+    History,
+    MeanValues,
+    find_broken_forward,
+)
 from .model import formats
 from .model.decisions import BREACH, CODE_NAMES, OK, UNKNOWN
 from .model.events import Beat, Frame, LateFrame
@@ -24,8 +35,6 @@ Values = tuple[float | None, ...]
 Sampler = Callable[[Values], Any]
 Feed = Callable[[Any, int], int]
 
-GRAD, DISCARDS = "grad_global_norm", "nonfinite_discards"
-STATISTICS_LAG = 2  # steps from a NaN to a count of statistics on an accelerator, elsewhere 1
 FEW = 32  # frames, when time has passed and few frames came: twice the probe's longest interval
 
 
@@ -324,28 +333,24 @@ class RankMonitor:
 
     def first_breach(self, rule: Rule) -> int:
         """Return the step at which what a rule tells of began, however long it took to fire."""
+        forward = self.broken_forward(rule)
+        if forward is not None and forward.step is not None:
+            return forward.step
+        return self._breach_known(rule)
+
+    def broken_forward(self, rule: Rule) -> BrokenForward | None:
+        """Return what broke running statistics, None for a rule that is not about them."""
+        behind = [self.policy.detectors[name] for name in self.policy.detectors_of(rule)]
+        if not any(STATISTICS in detector.subjects for detector in behind):
+            return None
+        return find_broken_forward(self.history.newest_rows(FORWARD), self._breach_known(rule))
+
+    def _breach_known(self, rule: Rule) -> int:
+        """Return the first step at which any detector behind a rule may have been in breach."""
         step = first_breach(self.numbers(rule), self.step_of(rule))
         watches = zip(self.policy.rules, self.rules, strict=True)
         watch = next(watch for other, watch in watches if other.id == rule.id)
-        step = min(step, watch.since) if watch.held and watch.since >= 0 else step
-        behind = [self.policy.detectors[name] for name in self.policy.detectors_of(rule)]
-        is_counted_late = any(STATISTICS in detector.subjects for detector in behind)
-        return self._nonfinite_step(step) if is_counted_late else step
-
-    def _nonfinite_step(self, counted: int) -> int:
-        """Return the step whose forward pass may have broken running statistics.
-
-        counted: the step at which they were first seen to be broken.
-        """
-        names, discards = self.history.names, 0.0
-        for frame in self.history.frames:
-            values = dict(zip(names, frame.values, strict=False))
-            discards_before, discards = discards, values.get(DISCARDS) or 0.0
-            is_bad = any((v := values.get(m)) is not None and v - v != 0.0 for m in (LOSS, GRAD))
-            is_bad |= discards > discards_before
-            if counted - STATISTICS_LAG <= frame.step < counted and is_bad:
-                return frame.step
-        return counted
+        return min(step, watch.since) if watch.held and watch.since >= 0 else step
 
     def tick(self, at_ns: int, beat: Beat | None, frame_count: int) -> list[tuple[int, bool]]:
         """Let the clockworks see the time; return rules that fired or cleared.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from .frames import BrokenForward
 from .notices import Cause, Clause, describe_job_end, describe_session_end
 
 UNANSWERED = "no answer in time"
@@ -741,11 +742,13 @@ class DeviceBusy(DeviceFull, frozen=True, kw_only=True):
     )
 
 
-class LossNonfinite(Clause, frozen=True, kw_only=True):
-    """`since`: the first step of those whose losses are no numbers, up to the last one."""
-
-    TEXT = "its loss is NaN or Inf from step {since} on"
-    since: int
+def describe_forward(forward: BrokenForward | None) -> str:
+    """Return which forward pass broke running statistics, as a noun; "" for none."""
+    if forward is None:
+        return ""
+    if forward.step is None:
+        return f"a forward pass by step {forward.counted}"
+    return f"the forward pass of step {forward.step}"
 
 
 class NewestDamaged(Clause, frozen=True, kw_only=True):

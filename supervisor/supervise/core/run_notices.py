@@ -691,23 +691,26 @@ class JobFinished(Notice, frozen=True, kw_only=True):
 
 
 class FinishedNonfinite(Notice, frozen=True, kw_only=True):
-    """`loss`: since which step all of its losses are no numbers."""
+    """`since`: the first step of those whose losses are no numbers, up to the last one."""
 
     KIND = FINISHED
-    TITLE = "finished at step {step}, and {loss}"
+    TITLE = "finished at step {step}, and its loss is NaN or Inf from step {since} on"
     WHAT = "it reports success; what it saved since then is of no use[; {damage}]"
     step: int
-    loss: str
+    since: int
     damage: str = ""  # of the newest checkpoint
 
 
 class JobEndedEarly(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
-    TITLE = "the job ended with code 0 after {shortfall}[, and {loss}]"
+    TITLE = (
+        "the job ended with code 0 after {shortfall}[, and its loss is NaN or Inf from step "
+        "{since} on]"
+    )
     WHAT = "it reports success and is not complete; nothing asked it to stop[; {damage}]"
     NEXT = sentences("read the end of the job's output, then its data and its stop condition")
     shortfall: str
-    loss: str = ""  # where its newest ones are no numbers
+    since: int | None = None  # as in `FinishedNonfinite`, None where the losses are numbers
     damage: str = ""  # of the newest checkpoint
 
 

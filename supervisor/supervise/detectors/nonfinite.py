@@ -182,7 +182,7 @@ class GapWatch(Memory):
         cut_lists_after(step, self.steps)
         cut_lists_after(step, self.own_steps, self.together)
         cut_lists_after(step, self.turn_ends, self.turns)
-        oldest = min(step, *self.steps[:1], *self.own_steps[:1])
+        oldest = min((step, *self.steps[:1], *self.own_steps[:1]))
         self.dropped = [span for span in self.dropped if oldest < span[1] <= step]
         self.resumed = step
 

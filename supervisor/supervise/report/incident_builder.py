@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ..core import notices
+from ..core import notices, reasons
 from ..core.advice import STOP_JOB
-from ..core.frames import STATISTICS
+from ..core.frames import FORWARD, STATISTICS, BrokenForward, Row, find_broken_forward
 from ..core.model import decisions, formats
 from ..core.model.failure import EXIT, FAILURE_NOTICE, Failure
 from ..core.model.interfaces import render_steps
@@ -291,9 +291,12 @@ class _Case:
         is_worse = any(rule.severity == "SEV0" for rule in self.rules)
         if is_worse or not any(c.is_breach and c.metric == STATISTICS for c in self.conditions):
             return None
-        step = self.skipped[0] if self.skipped else self.breach
-        text = f"the forward pass of step {step} was NaN or Inf, which running statistics keep"
-        text += ", though its update was skipped" if self.skipped else ""
+        forward = _find_forward(self.incident, self.tape, self.skipped)
+        if forward is None:
+            return None
+        text = f"{reasons.describe_forward(forward)} was NaN or Inf, which running statistics keep"
+        text += ", though its update was skipped" if forward.skipped else ""
+        step = forward.counted if forward.step is None else forward.step
         return Candidate("statistics", text, step, None)
 
     def response(self) -> str:
@@ -596,6 +599,30 @@ def _budgets_of(actions: Iterable[Action], policy: Policy | None) -> set[str]:
 def _severity(incident: Sequence[Record]) -> Any:
     changes = (r.decision for r in incident if r.kind == "incident" and r.decision is not None)
     return min(decision.severity for decision in changes if decision.severity)
+
+
+def _find_forward(
+    incident: Sequence[Record], tape: Tape | None, skipped: Sequence[int]
+) -> BrokenForward | None:
+    """Return what broke running statistics when a rule first told of them, None without one.
+
+    skipped: steps whose update a safeguard skipped.
+    """
+    rules = (record for record in incident if isinstance(record.decision, decisions.RuleFired))
+    fired = next((r for r in rules if STATISTICS in facts.metrics_in_breach([r])), None)
+    if fired is None:
+        return None
+    counted, rows = fired.step, list[tuple[int, Row]]()
+    if tape is not None:
+        for step, (count,) in tape.newest_rows(fired.attempt, (STATISTICS,)):
+            if step > fired.step or count is None:
+                continue
+            if count == 0.0:
+                break
+            counted = step
+        rows = list(tape.newest_rows(fired.attempt, FORWARD))
+    rows = [(step, (*row[:-1], 1.0 if step in skipped else row[-1])) for step, row in rows]
+    return find_broken_forward(rows, counted)
 
 
 def _diagnosis(incident: Sequence[Record]) -> Verdict | None:

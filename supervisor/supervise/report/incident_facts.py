@@ -20,6 +20,7 @@ from typing import cast
 
 from msgspec.structs import asdict, replace
 
+from ..core.frames import Row
 from ..core.model import decisions, formats
 from ..core.model.events import Frame
 from ..core.model.interfaces import Reading, ReadingValue
@@ -684,6 +685,14 @@ class Tape:
             for of_point, step, values in points
             if of_point == attempt and (value := values.get(metric)) is not None
         ]
+
+    def newest_rows(self, attempt: int, metrics: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        """Yield the step and the values of these metrics of each point, newest first."""
+        for of_point, step, values in reversed(
+            (*self.points_before, *self.points_since, *self._cell)
+        ):
+            if of_point == attempt:
+                yield step, tuple(values.get(metric) for metric in metrics)
 
     def series(self, metrics: Iterable[str] = ()) -> Series | None:
         """Return the series of the report, None without a frame.
