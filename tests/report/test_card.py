@@ -279,7 +279,7 @@ def test_progress_is_lost_where_the_loop_went_on():
 @pytest.mark.parametrize(
     ("story", "text"),
     [
-        ("one-token", "the inputs are one token, first at step 200: share of the commonest token"),
+        ("one-token", "the inputs are one token or sample, first at step 200: share of the commonest"),
         ("repeated", "the same batch again and again, first at step 20"),
     ],
 )

@@ -153,6 +153,14 @@ BATCH_METRICS = (
         "episode; absent if none was seen.",
         "calls of the outermost modules with gradients",
     ),
+    MetricSpec(
+        "batch_one_sample",
+        "1",
+        "1 where all samples of what goes into the model are the same, else 0; absent without "
+        "floating-point numbers as input, and where they are on a device.",
+        "rows of the largest floating-point tensor of each call; its values, where it has one row",
+        "one look at two rows",
+    ),
 )
 
 PIECE = 128  # bytes
@@ -204,6 +212,7 @@ class BatchCollector(Collector):
         self._deepens = False
         self._deep: Any = None
         self._deep_of_step: Any = None
+        self._is_one_sample: Optional[bool] = None  # all calls of this step
         self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
@@ -235,6 +244,8 @@ class BatchCollector(Collector):
                 return None
             tensor = inner.tensor
             counted = tensor if inner.counts else None
+        if self._is_one_sample is not False:
+            self._compare_samples(values, tensor)
         if self._by_loader or not is_readable(self.torch, tensor):
             return counted
         digest = self._digest_of(values, tensor, of_all=self._of_all)
@@ -245,8 +256,19 @@ class BatchCollector(Collector):
         self.seen = True
         return counted
 
+    def _compare_samples(self, values: Iterable[Any], largest: Any) -> None:
+        """Look whether the samples of a call differ, in its data: labels may stand before them."""
+        tensor = self.torch.Tensor
+        for value in values:
+            is_plain = type(value) is tensor and value.is_floating_point()
+            if is_plain and value.numel() > largest.numel():
+                largest = value
+        if largest.is_floating_point() and self._reads(largest):
+            self._is_one_sample = _is_one_sample(largest)
+
     def forget(self) -> None:
         self._hash, self._deep, self._forwards = None, None, 0
+        self._is_one_sample = None
 
     def after_update(self, update: Update) -> None:
         self._forwards_of_step += self._forwards
@@ -274,6 +296,9 @@ class BatchCollector(Collector):
         if self._forwards_of_step:
             values["forwards_per_update"] = float(self._forwards_of_step)
             self._forwards_of_step = 0
+        if self._is_one_sample is not None:
+            values["batch_one_sample"] = float(self._is_one_sample)
+            self._is_one_sample = None
         if isinstance(digest, int):
             masked = digest + self._offset & _MASK
             values["batch_fingerprint"] = float(masked)
@@ -390,6 +415,20 @@ class WorkerCopyDetector:
         distinct = set().union(*groups)
         is_copied = len(distinct) == GROUPS and all(len(group) == 1 for group in groups)
         self._report(workers if is_copied else 1)
+
+
+def _is_one_sample(tensor: Any) -> bool:
+    """Return whether all rows of a tensor on the host are the same; all values of a single row."""
+    rows = tensor.detach()
+    if rows.dim() < 2 or len(rows) < 2:
+        rows = rows.reshape(-1)
+    elif rows.is_contiguous():  # torch takes ten times as long to say that two rows differ
+        size = int(rows.stride(0)) * int(rows.element_size())
+        middle = rows.data_ptr() + size // 2
+        length = min(PIECE, size - size // 2)
+        if string_at(middle, length) != string_at(middle + size, length):
+            return False
+    return bool((rows[0] == rows[1]).all()) and bool((rows == rows[0]).all())
 
 
 _Piece = c_char * PIECE

@@ -45,6 +45,7 @@ class Clip:
         own: the same of those that no clip before it has changed.
         limit: the norm that the job allows, as it passed it; None where it clips in another way.
         joint: whether it divides by the norm of all ranks' shards, which is no rank's own.
+        size: how many values it covers, where the limit is that of each value; else 0.
         counted_by: id of the optimizer whose part of the step it is counted in; 0: none so far.
     """
 
@@ -56,6 +57,7 @@ class Clip:
         backwards: int,
         limit: Any,
         joint: bool,
+        by_value: bool,
     ) -> None:
         self.params = params
         self.norm = self.own = norm
@@ -63,6 +65,7 @@ class Clip:
         self.backwards = backwards
         self.limit = limit
         self.joint = joint
+        self.size = sum(p.numel() for p in params if p.grad is not None) if by_value else 0
         self.counted_by = 0
 
     def ids(self) -> frozenset[int]:
@@ -104,7 +107,12 @@ class GradientCollector(Collector):
             self._parts.clear()
 
     def record_clip_norm(
-        self, params: list[Any], norm: Optional[Any], limit: Any = None, joint: bool = False
+        self,
+        params: list[Any],
+        norm: Optional[Any],
+        limit: Any = None,
+        joint: bool = False,
+        by_value: bool = False,
     ) -> None:
         """The job is about to clip, or has: `norm` is what its own call computed, else None."""
         if self.clipped_at is None:
@@ -115,12 +123,13 @@ class GradientCollector(Collector):
         on_device = type(norm) is self.torch.Tensor
         value = self.scalars.value(norm) if on_device else self._norm_now(params)
         unscaled = self._scaling.unscaled
-        self.clips.append(Clip(params, value, unscaled, self._backwards, limit, joint))
+        clip = Clip(params, value, unscaled, self._backwards, limit, joint, by_value)
+        self.clips.append(clip)
         if fresh is not params:
             local_norm = self._norm_now(fresh)
             if on_device:  # the clip has divided all of them by the same number
                 local_norm = local_norm / (self._norm_now(params) + NOT_ZERO) * value
-            self.clips[-1].own = local_norm
+            clip.own = local_norm
 
     def _fresh(self, params: list[Any]) -> Optional[list[Any]]:
         """Return those that no clip has changed yet; None where one covered just these."""

@@ -141,9 +141,10 @@ CLIPPING_METRICS = (
     MetricSpec(
         "grad_clip_rate",
         "%",
-        "Share of the last 300 steps whose gradient norm was finite and above the job's own limit; "
-        "absent before its first clip by norm.",
-        "torch.nn.utils.clip_grad_norm_: total_norm > max_norm",
+        "Share of the last 300 steps whose gradient norm was finite and above the job's own limit, "
+        "of a clip by value that of gradients which are all at it; absent before its first clip.",
+        "torch.nn.utils.clip_grad_norm_: total_norm > max_norm; clip_grad_value_: total_norm > "
+        "clip_value * sqrt(values)",
     ),
     MetricSpec(
         "clip_threshold",
@@ -154,8 +155,10 @@ CLIPPING_METRICS = (
     MetricSpec(
         "clip_ratio",
         "1",
-        "The gradient norm that the job's clip saw, over its limit; the largest of several clips.",
-        "torch.nn.utils.clip_grad_norm_: total_norm / max_norm",
+        "The gradient norm that the job's clip saw, over its limit, as grad_clip_rate has it; the "
+        "largest of several clips.",
+        "torch.nn.utils.clip_grad_norm_: total_norm / max_norm; clip_grad_value_: total_norm / "
+        "(clip_value * sqrt(values))",
     ),
     MetricSpec(
         "clip_loss_scale",
@@ -235,7 +238,10 @@ class ClippingCollector(Collector):
                 limit = self._number(limit)
             if type(limit) is not float or limit < inf:  # without one a job takes the norm only
                 self.limited = True
-            values.setdefault("clip_threshold", limit)
+            if clip.size:  # the most that is left: the norm where each value is at the limit
+                limit = limit * clip.size**0.5
+            else:
+                values.setdefault("clip_threshold", limit)
             over = clip.norm - limit
             excess = over if excess is None else self.scalars.larger(excess, over)
             if type(limit) is not float or 0.0 < limit < inf:

@@ -97,6 +97,15 @@ TOKENS_METRICS = (
         "takes it back.",
         "this project",
     ),
+    MetricSpec(
+        "losses_without_targets",
+        "1",
+        "Losses of this step that are a mean over no target, and so NaN; absent where neither "
+        "targets are counted nor such a loss was seen, and where the host does not have it.",
+        "all targets are ignored; the loss is the mean of an empty tensor, or was divided by 0 "
+        "that needs no gradient",
+        "a walk over the first nodes of the graph, where a loss is NaN",
+    ),
     MetricSpec("tokens_per_sec", "tokens/s", "tokens_per_update / step_time.", "this project"),
     MetricSpec(
         "batch_copies",
@@ -137,6 +146,7 @@ class TokensCollector(Collector):
         self._inputs = 0
         self._loss: Number = 0.0
         self._unknown = False  # what a loss of this step is of a target
+        self._without_targets = 0.0
         self._of_step: dict[str, Number] = {}
         self._seen = 0.0
 
@@ -152,6 +162,7 @@ class TokensCollector(Collector):
                 if value is None:
                     self._unknown = True
                 else:
+                    self._without_targets += self.scalars.on_host(count) and not (count or summed)
                     self._loss = self._loss + (value if summed else value * count)
             else:
                 self._unknown = True
@@ -164,6 +175,11 @@ class TokensCollector(Collector):
             count = self.scalars.value((target != ignored).sum())
         return count
 
+    def inspect_nan(self, losses: list[Any]) -> None:
+        """The sum of these is NaN; count those that are a mean over nothing."""
+        if not self._without_targets:
+            self._without_targets = float(sum(is_mean_of_nothing(loss.grad_fn) for loss in losses))
+
     def add_input_tokens(self, count: int) -> None:
         """So many integers went into the model."""
         self._inputs += count
@@ -171,6 +187,7 @@ class TokensCollector(Collector):
     def forget(self) -> None:
         self._targets, self._inputs = None, 0
         self._loss, self._unknown = 0.0, False
+        self._without_targets = 0.0
 
     def after_update(self, update: Update) -> None:
         targets, self._targets = self._targets, None
@@ -185,6 +202,9 @@ class TokensCollector(Collector):
         if self._copies.has_other_ranks:
             self._readers = values["batch_copies"] = self._readers or self._copies.batch_copies()
         unknown, self._unknown = self._unknown, False
+        if "targets" in counted or self._without_targets:
+            values["losses_without_targets"] = self._without_targets
+            self._without_targets = 0.0
         if "targets" in counted:
             targets = values["tokens_per_update"] = counted["targets"]
             if not unknown and not (self.scalars.on_host(targets) and targets == 0.0):
@@ -207,6 +227,30 @@ class TokensCollector(Collector):
 
     def rewind(self, state: Mapping[str, float]) -> None:
         self._seen = state.get("tokens_seen", self._seen)
+
+
+NODES = 16  # of a graph, from the loss on: what a job makes of the losses of its samples
+
+
+def is_mean_of_nothing(node: Any) -> bool:
+    """Return whether a loss is, or is made of, a mean over no value: what is left is 0 / 0.
+
+    Args:
+        node: of the graph; what it has saved is still there.
+    """
+    nodes, seen = [node], 0
+    while nodes and seen < NODES:
+        node, seen = nodes.pop(0), seen + 1
+        name = "" if node is None else node.name()
+        if name.startswith("MeanBackward") and getattr(node, "_saved_self_sym_numel", 1) == 0:
+            return True
+        parents = [parent for parent, _ in node.next_functions] if name else []
+        if name == "DivBackward0" and parents[-1] is None:  # by a count
+            divisor = getattr(node, "_saved_other", None)
+            if divisor is not None and bool((divisor == 0).any()):
+                return True
+        nodes += parents
+    return False
 
 
 DERIVED_METRICS = (

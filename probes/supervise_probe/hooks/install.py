@@ -205,8 +205,12 @@ def _patch_clips(torch: Any, gate: Gate, listeners: Listeners) -> None:
                 norm = original(parameters, *args, **kwargs)
                 listeners.step.clipped(params, norm, limit)
                 return norm
-            limit = limit if name == "clip_grads_with_norm_" else None
-            listeners.step.clipped(params, None, limit, joint=sharded and tells_norm)
+            by_value = name == "clip_grad_value_"
+            if by_value and not args:
+                limit = kwargs.get("clip_value")
+            joint = sharded and tells_norm
+            limit = None if tells_norm else limit
+            listeners.step.clipped(params, None, limit, joint=joint, by_value=by_value)
             return original(parameters, *args, **kwargs)
 
         for home in (module, torch.nn.utils):

@@ -147,6 +147,7 @@ class StepListener:
     def _saw_backward(self, tensors: Any, retains: Any) -> None:
         torch = self._torch
         loss: Any = None
+        roots = [tensors]
         if type(tensors) is torch.Tensor:  # by far the most common; the rest costs 20 us
             if tensors.is_meta or not self._open():
                 return
@@ -167,6 +168,8 @@ class StepListener:
             reporter.beat("step")
         self.tracker.on_backward(loss, bool(retains))
         self._batches.before_backward()
+        if type(loss) is float and loss != loss:
+            self._batches.before_backward_of_nan(roots)
 
     def on_zero_grad(self, owner: Any) -> None:
         """The gradients of a module or an optimizer were zeroed behind a backward."""
@@ -185,10 +188,17 @@ class StepListener:
             clip_squares = self._groups.before_clip
             sets.run("gradients", self._gate.call_without_grad, clip_squares, params)
 
-    def clipped(self, params: list[Any], norm: Any, limit: Any, joint: bool = False) -> None:
-        """They had this norm, None where it is not known, and this limit; `joint`: see `Clip`."""
-        gradient = self._gradient
-        self._guard.run(self._gradient_part, gradient.record_clip_norm, params, norm, limit, joint)
+    def clipped(
+        self,
+        params: list[Any],
+        norm: Any,
+        limit: Any,
+        joint: bool = False,
+        by_value: bool = False,
+    ) -> None:
+        """They had this norm, None where it is not known; for the rest see `Clip`."""
+        record = self._gradient.record_clip_norm
+        self._guard.run(self._gradient_part, record, params, norm, limit, joint, by_value)
 
     def averaged(self, parts: int) -> None:
         """The gradients were divided by the number of micro-batches, whose losses were not."""

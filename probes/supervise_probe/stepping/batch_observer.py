@@ -118,6 +118,10 @@ class BatchObserver:
             self._guard.run(self._tokens_part, self._leave_out, False)
         self.observe_waiting()
 
+    def before_backward_of_nan(self, losses: list[Any]) -> None:
+        """These add up to NaN, and their graphs are still there."""
+        self._guard.run(self._tokens_part, self._tokens.inspect_nan, losses)
+
     def before_update(self, backward: bool) -> None:
         """An optimizer is about to step; what waits has had no `backward`, if there was one."""
         if backward and self._losses:

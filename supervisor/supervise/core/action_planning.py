@@ -231,7 +231,8 @@ def input_change_since_onset(state: State, incident: Incident) -> InputChange | 
 
 
 def _token_series(monitor: RankMonitor) -> dict[str, list[tuple[int, float]]]:
-    return {name: monitor.history.series(name) for name in trends.TOKENS}
+    names = (*trends.TOKENS, trends.ONE_SAMPLE)
+    return {name: monitor.history.series(name) for name in names}
 
 
 def learned_data_level(state: State, incident: Incident) -> DataLevel | None:

@@ -148,6 +148,7 @@ NEWEST_LOOKS, LOOKS_SINCE = (
     2,
     8,
 )  # the same behind it: a drift is told from what is usual, which follows it
+ONE_SAMPLE = "batch_one_sample"
 BEYOND = 0.5  # times the whole range of before, outside of it; project default
 ONE_TOKEN, SEVERAL = 0.99, 0.5  # shares of the commonest token, as `data.constant`
 RECENT = 40  # losses whose course is asked for
@@ -160,7 +161,7 @@ class InputChange:
 
     Attributes:
         text: which statistics, with their numbers before and since.
-        degenerate: it was one token, of which nothing can be learned; `lasting`: it still is.
+        degenerate: it was one token or sample, of which nothing is learned; `lasting`: it still is.
     """
 
     text: str
@@ -179,6 +180,10 @@ def detect_input_change(
     if values_before and median(values_before) < SEVERAL and ones >= NEWEST_LOOKS:
         text = f"the inputs were one token in {ones} of {len(since)} looks since step {onset}"
         return InputChange(text, True, since[-1] >= ONE_TOKEN)
+    repeats = [value for step, value in series.get(ONE_SAMPLE, ()) if step >= onset]
+    if sum(repeats) >= NEWEST_LOOKS:
+        text = f"the inputs were one sample in {sum(repeats):.0f} of {len(repeats)} steps since"
+        return InputChange(f"{text} step {onset}", True, repeats[-1] > 0.0)
     texts = [text for name in TOKENS if (text := _step(name, series.get(name, ()), onset))]
     return InputChange(", ".join(texts)) if texts else None
 

@@ -90,7 +90,81 @@ def test_a_model_of_numbers_has_no_tokens(probed):
     job = probed.run(script("torch.randn(4, 16)").replace("x.abs() % 50", "x.abs().long() % 50"))
     assert len(job.frames) == 6
     shown = {name for frame in job.frames for name in frame if name.startswith("batch_")}
-    assert shown == {"batch_fingerprint"} and "unseen" not in job.segment().status()
+    assert shown == {"batch_fingerprint", "batch_one_sample"}
+    assert "unseen" not in job.segment().status()
+
+
+SAMPLES = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(30, 3)
+
+    def forward(self, labels, pixels):
+        return nn.functional.cross_entropy(self.head(pixels.flatten(1)), labels)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(7):
+    pixels = torch.randn(4, 3, 10)
+    if step in (2, 5):  # as what a reader returns that failed, normalized by channel
+        pixels = torch.tensor([1.0, -2.0, 0.5]).view(1, 3, 1).expand(4, 3, 10).contiguous()
+    if step == 3:  # most of each sample is the same
+        pixels = torch.zeros(4, 3, 10)
+        pixels[2, 0, 0] = 1.0
+    if step == 5:  # another micro-batch has samples
+        model(torch.randint(3, (4,)), torch.randn(4, 3, 10)).backward()
+    model(torch.randint(3, (4,)), pixels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+finish(model)
+"""
+
+
+def test_samples_of_numbers_that_are_all_the_same_are_counted(probed, bare):
+    """Labels of whole numbers, which come first, and differ, are not the data."""
+    job = probed.run(SAMPLES)
+    assert [frame.get("batch_one_sample") for frame in job.frames][1:] == [0, 1, 0, 0, 0, 0]
+    assert job.output[-1] == bare.run(SAMPLES).output[-1]
+
+
+MEANS = """
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+cross_entropy = nn.functional.cross_entropy
+for step in range(4):
+    x, y, mask = torch.randn(4, 6), torch.randint(3, (4,)), torch.ones(4)
+    if step == 2:
+        mask = torch.zeros(4)
+    ignored = torch.where(mask > 0, y, -100)
+    each = cross_entropy(model(x), y, reduction="none")
+    optimizer.zero_grad()
+    (LOSS).backward()
+    if step == 2:
+        optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+finish(model)
+"""
+OF_NOTHING = {
+    "own-mean": "(each * mask).sum() / mask.sum()",
+    "of-each-sample": "((each * mask)[:, None].sum(1) / mask).mean() + 1.0",
+    "of-a-selection": "0.5 * each[mask > 0].mean()",
+    "micro-batch": "(cross_entropy(model(x), y) + cross_entropy(model(x), ignored)) / 2",
+}
+OF_SOME = {
+    "sum": "cross_entropy(model(x), ignored, reduction='sum') / 4",
+    "bounded": "(each * mask).sum() / mask.sum().clamp(min=1)",
+    "nan": "each.sum() / (1.0 if step != 2 else float('nan'))",
+}
+
+
+@pytest.mark.parametrize("kind", [*OF_NOTHING, *OF_SOME])
+def test_a_loss_that_is_a_mean_over_no_target_is_counted(probed, kind):
+    """Other losses of such a batch, and other NaN, are not."""
+    loss = {**OF_NOTHING, **OF_SOME}[kind]
+    job = probed.run(MEANS.replace("LOSS", loss))
+    counts = [frame.get("losses_without_targets") for frame in job.frames]
+    assert counts == [0, 0, float(kind in OF_NOTHING), 0]
 
 
 SLEEP = "optimizer.zero_grad(); __import__('time').sleep(0.01)"

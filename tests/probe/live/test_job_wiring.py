@@ -498,6 +498,17 @@ def test_a_clip_of_scaled_gradients_is_known_by_the_scale_and_its_line(probed, u
     assert ("clip_loss_scale" in reports(job)) is not bool(unscale)
 
 
+@pytest.mark.parametrize("unscale", ["", "scaler.unscale_(optimizer)"])
+def test_a_clip_by_value_is_compared_with_gradients_that_are_all_at_its_limit(probed, unscale):
+    by_value = CLIPS.replace("clip_grad_norm_", "clip_grad_value_")
+    job = run(probed, by_value.format(unscale=unscale))
+    ratios = [f["clip_ratio"] for f in job.frames]
+    assert all(ratio < 1e2 if unscale else ratio > 1e3 for ratio in ratios)
+    if not unscale:
+        assert job.frames[-1]["grad_clip_rate"] == 100.0
+    assert not any("clip_threshold" in f for f in job.frames)
+
+
 TARGETS = """
 {make}
 copied = copy.deepcopy(net)

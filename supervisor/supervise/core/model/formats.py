@@ -132,6 +132,8 @@ METRICS = {
     "learning_rate": "learning rate",
     "running_stats_broken": "layers whose running statistics are not finite",
     "batch_top1_share": "share of the commonest token",
+    "losses_without_targets": "losses that are a mean over no target (0 tokens counted)",
+    "batch_one_sample": "all samples of the batch are the same (1 is yes)",
     "batch_token_entropy": "entropy of the batch",
     "batch_token_drift": "distance (KL) of the batch's tokens from those before",
     "batch_unique_ratio": "share of different tokens",
