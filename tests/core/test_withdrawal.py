@@ -617,17 +617,34 @@ def test_without_tokens_the_two_losses_tell_learning_from_damage(tell, loss, bac
     assert ("touch" in verbs(story)) is back
 
 
-def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_probe_batch(tell):
+@pytest.mark.parametrize("names", [NAMES, TOKENS], ids=["no tokens", "tokens in another order"])
+def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_probe_batch(
+    tell, names
+):
     """Of two tasks by turns, the batch of the first one keeps its loss while the other one's is
     high, and is forgotten later. Damaged weights lose as much on both."""
-    story = learned(tell, 2.3, 2.35, 2.5, *[3.9] * 9, names=NAMES)
-    feed(story, [6.0, 5.9, 5.8, 5.6, *[5.0, 5.05, 4.95] * 40])
+    story = learned(tell, 2.3, 2.35, 2.5, *[3.9] * 9, names=names)
+    feed(story, [6.0, 5.9, 5.8, 5.6, *[5.0, 5.05, 4.95] * 40], batch_token_drift=0.08202)
 
     assert "touch" not in verbs(story) and verbs(story).count("check_weights") > 1
     reason = story.kinds("abort", "withdrawn")[0].reason
     assert "other data come in: their loss is 5, 2.02 was expected" in reason
     (called_off,) = [m for m in messages(story) if "is called off" in m["title"]]
     assert called_off["severity"] == "SEV1"
+
+
+@pytest.mark.parametrize(
+    ("was", "probe", "back"),
+    [(0.02, 0.1, False), (0.02, 1.5, True), (2.0, 2.6, True), (8.0, 9.9, True)],
+    ids=["known by heart", "known by heart, and lost", "of tokens that stayed", "hard rows"],
+)
+def test_what_the_probe_batch_lost_is_judged_beside_what_the_losses_rose(tell, was, probe, back):
+    """Two rows that are known by heart lose far in logs, those of a high loss little."""
+    names = TOKENS if was == 2.0 else NAMES
+    order = {"loss": probe, "was": [[10, was], [25, was], [60, 9.0]]}
+    story = learned(tell, *[order] * 9, names=names)
+    feed(story, [5.0, 5.05, 4.95] * 8, batch_token_drift=0.08202)
+    assert ("touch" in verbs(story)) is back
 
 
 def test_running_statistics_that_are_broken_are_not_called_good_by_the_probe_batch(tell):

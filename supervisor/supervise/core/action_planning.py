@@ -218,6 +218,8 @@ UNLIKE = 1.25  # times, in logs: more than noise makes of two alike. Project def
 # has lost half as much at most, in logs. In four of five small programs of two tasks that was 0 to
 # 0.5 of it for 8 steps; behind damage that did not heal within 25 steps 0.5 to 2. Project defaults.
 HELD, DOUBLED, FEWEST, NEWEST = 0.5, 2.0, 3, 4
+SLIGHT = 0.1  # of the rise of the losses: two rows that are known by heart lose far, in logs
+HELD_TOKENS = 0.25  # where statistics of tokens stayed: half of the least that damage did
 HELD_AGAIN = 0.8  # where the new data are being learned, so that the old are forgotten
 FAR_APART = 2.0  # times, in logs, of two rows of which nobody said that they were good
 
@@ -321,15 +323,20 @@ def explain_other_data(
 ) -> str:
     """Return that other data come in than those of the probe batch, "" where nothing shows it.
 
-    Damage does as much to both, and heals in both, if they are of the same data; where token
-    statistics show that they are, nothing is asked.
+    Damage does as much to both, and heals in both, if they are of the same data. Where token
+    statistics show other data, nothing is asked; where they stayed, tokens may be in another order,
+    and the loss of the probe batch must have stayed, too.
     """
     monitor, band = state.monitors.get(incident.case.rank), incident.case.band
     old, outcome = incident.deferred.weights_check, result.read(Outcome)
-    if monitor is None or band is None or outcome.loss is None or _has_tokens(monitor):
+    has_tokens = monitor is not None and _has_tokens(monitor)
+    is_shown = has_tokens and input_change_since_onset(state, incident) is not None
+    if monitor is None or band is None or outcome.loss is None or is_shown:
         return ""
     if (reason := _held_data(state, incident, order, result)) is not None:
         return reason.text
+    if has_tokens and not (old is not None and old.other_data):
+        return ""
     probe, usual = outcome.loss, band.forecast(monitor.step)
     if old is None or not 0.0 < usual * probe < math.inf:
         return ""
@@ -356,7 +363,7 @@ def _held_data(
     """Return what shows that the weights are good for the data of before, and not for the new."""
     monitor, band = state.monitors.get(incident.case.rank), incident.case.band
     old, probe = incident.deferred.weights_check, result.read(Outcome).loss
-    if monitor is None or band is None or probe is None or _has_tokens(monitor):
+    if monitor is None or band is None or probe is None:
         return None
     newest = [loss for _, loss in withdrawal.newest_losses(state, incident)[-NEWEST:]]
     was, usual = _probe_before(old, order, result), band.forecast(monitor.step)
@@ -371,8 +378,10 @@ def _held_data(
     if rise is not None and rise.change > 0.0:
         return None
     is_learned = old is not None and old.other_data and course is not None and course.fallen
-    share = HELD_AGAIN if is_learned else HELD
-    if math.log(probe / was) >= share * math.log(newer / usual):
+    share = HELD_AGAIN if is_learned else HELD_TOKENS if _has_tokens(monitor) else HELD
+    lost, excess = probe - was, newer - usual
+    is_held = lost < share * excess and math.log(probe / was) < share * math.log(newer / usual)
+    if not is_held and lost >= SLIGHT * excess:
         return None
     return reasons.OldDataHeld(newer=newer, usual=usual, probe_before=was, probe=probe)
 
