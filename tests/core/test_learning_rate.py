@@ -141,6 +141,19 @@ def test_the_growth_of_a_rate_is_said_with_its_begin(rates, text):
     assert bool(text) == (growth is not None)
 
 
+@pytest.mark.parametrize(("times", "shown"), [(1.0, False), (2.0, False), (6.0, True)])
+def test_a_loss_that_is_high_behind_a_rate_that_grew_far_is_reported_with_it(times, shown):
+    rule = one_rule(above("train_loss_raw", 5.0), "SEV1", None)
+    story = Story(policy(**rule), NAMES)
+    for step in range(80):
+        rate = LR * times ** (max(0, step - 40) / 20)
+        story.rows({"train_loss_raw": 9.0 if step >= 60 else 2.0, "learning_rate": rate})
+    text = "the learning rate grew 6 times since step 40, to 0.006"
+    (told,) = [m for m in messages(story) if "step 60" in m["title"]]
+    assert ("the learning rate grew" in told["verdict"]) is shown
+    assert (text in told["verdict"]) is shown
+
+
 @pytest.mark.parametrize(
     "untested",
     [

@@ -94,6 +94,7 @@ WORST: Mapping[str, tuple[str, Callable[..., int]]] = {
 NORMS = 32  # frames whose median a norm had just before: they grow and fall with the training
 ARTEFACT = "eval_artifact_hash"
 LOSSES = (LOSS, "train_loss_ema")
+FAR_GROWTH = 2.5  # times: at a jump of the rate by as much it is held
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 # Onset, project defaults. Two frames: one hard batch, which every run shows, is no series.
@@ -338,10 +339,15 @@ def explain_passing_slowness(
 
 
 def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> RateGrew | None:
-    """Return how the learning rate explains updates that are large, None where it does not."""
-    if rule_scope.rule_metrics(policy, rule) != {UPDATE}:
+    """Return how the learning rate may explain large updates, or a loss, None where it does not.
+
+    A loss rises for other reasons, too: there the rate must have grown far.
+    """
+    is_update = rule_scope.rule_metrics(policy, rule) == {UPDATE}
+    if not is_update and not rule_judges_loss(policy, rule):
         return None
-    return run_phase.find_rate_growth(monitor.history.series(RATE), monitor.step)
+    growth = run_phase.find_rate_growth(monitor.history.series(RATE), monitor.step)
+    return growth if growth is not None and (is_update or growth.times >= FAR_GROWTH) else None
 
 
 def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> MechanismSigns | None:
