@@ -102,8 +102,8 @@ TOKENS_METRICS = (
         "1",
         "Losses of this step that are a mean over no target, and so NaN; absent where neither "
         "targets are counted nor such a loss was seen, and where the host does not have it.",
-        "all targets are ignored; the loss is the mean of an empty tensor, or was divided by 0 "
-        "that needs no gradient",
+        "the loss is NaN, and all targets are ignored, or it is the mean of an empty tensor, or "
+        "was divided by 0 that needs no gradient",
         "a walk over the first nodes of the graph, where a loss is NaN",
     ),
     MetricSpec("tokens_per_sec", "tokens/s", "tokens_per_update / step_time.", "this project"),
@@ -146,6 +146,7 @@ class TokensCollector(Collector):
         self._inputs = 0
         self._loss: Number = 0.0
         self._unknown = False  # what a loss of this step is of a target
+        self._empty = 0  # losses of this step that are a mean over no target, used or not
         self._without_targets = 0.0
         self._of_step: dict[str, Number] = {}
         self._seen = 0.0
@@ -156,13 +157,14 @@ class TokensCollector(Collector):
             is_class_index = target.dtype is self.torch.int64
             if is_class_index and not target.numel():  # it has no memory, and its mean loss is NaN
                 self._targets = 0.0 if self._targets is None else self._targets
+                self._empty += not summed
             elif is_class_index and is_readable(self.torch, target):
                 count = self.count(target, ignored)
                 self._targets = count if self._targets is None else self._targets + count
                 if value is None:
                     self._unknown = True
                 else:
-                    self._without_targets += self.scalars.on_host(count) and not (count or summed)
+                    self._empty += self.scalars.on_host(count) and not (count or summed)
                     self._loss = self._loss + (value if summed else value * count)
             else:
                 self._unknown = True
@@ -177,8 +179,8 @@ class TokensCollector(Collector):
 
     def inspect_nan(self, losses: list[Any]) -> None:
         """The sum of these is NaN; count those that are a mean over nothing."""
-        if not self._without_targets:
-            self._without_targets = float(sum(is_mean_of_nothing(loss.grad_fn) for loss in losses))
+        count = self._empty or sum(is_mean_of_nothing(loss.grad_fn) for loss in losses)
+        self._without_targets = max(self._without_targets, float(count))
 
     def add_input_tokens(self, count: int) -> None:
         """So many integers went into the model."""
@@ -187,7 +189,7 @@ class TokensCollector(Collector):
     def forget(self) -> None:
         self._targets, self._inputs = None, 0
         self._loss, self._unknown = 0.0, False
-        self._without_targets = 0.0
+        self._empty, self._without_targets = 0, 0.0
 
     def after_update(self, update: Update) -> None:
         targets, self._targets = self._targets, None
@@ -201,7 +203,7 @@ class TokensCollector(Collector):
         counted, self._of_step = self._of_step, {}
         if self._copies.has_other_ranks:
             self._readers = values["batch_copies"] = self._readers or self._copies.batch_copies()
-        unknown, self._unknown = self._unknown, False
+        unknown, self._unknown, self._empty = self._unknown, False, 0
         if "targets" in counted or self._without_targets:
             values["losses_without_targets"] = self._without_targets
             self._without_targets = 0.0
@@ -238,19 +240,25 @@ def is_mean_of_nothing(node: Any) -> bool:
     Args:
         node: of the graph; what it has saved is still there.
     """
-    nodes, seen = [node], 0
-    while nodes and seen < NODES:
-        node, seen = nodes.pop(0), seen + 1
+    nodes = [node]
+    for _ in range(NODES):
+        node = nodes.pop(0) if nodes else None
         name = "" if node is None else node.name()
         if name.startswith("MeanBackward") and getattr(node, "_saved_self_sym_numel", 1) == 0:
             return True
         parents = [parent for parent, _ in node.next_functions] if name else []
-        if name == "DivBackward0" and parents[-1] is None:  # by a count
-            divisor = getattr(node, "_saved_other", None)
-            if divisor is not None and bool((divisor == 0).any()):
-                return True
+        if name == "DivBackward0" and parents[-1] is None and _divides_by_zero(node):  # a count
+            return True
         nodes += parents
     return False
+
+
+def _divides_by_zero(node: Any) -> bool:
+    try:
+        divisor = node._saved_other
+    except RuntimeError:  # the job has changed it since, and its backward will fail
+        return False
+    return divisor is not None and bool((divisor == 0).any())
 
 
 DERIVED_METRICS = (

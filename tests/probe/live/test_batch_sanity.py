@@ -154,6 +154,7 @@ OF_NOTHING = {
 OF_SOME = {
     "sum": "cross_entropy(model(x), ignored, reduction='sum') / 4",
     "bounded": "(each * mask).sum() / mask.sum().clamp(min=1)",
+    "made-finite": "cross_entropy(model(x), y) + 0 * cross_entropy(model(x), ignored).nan_to_num()",
     "nan": "each.sum() / (1.0 if step != 2 else float('nan'))",
 }
 

@@ -315,4 +315,5 @@ def test_a_micro_batch_without_targets_counts_none_and_loses_no_loss(late):
     assert {name: float(value) for name, value in values.items()} == {
         "tokens_per_update": 4,
         "train_loss": 0.5,
+        "losses_without_targets": 0.0,  # of the loss that had a backward nothing is known
     }
