@@ -550,6 +550,36 @@ def test_one_look_at_a_batch_that_is_far_out_is_no_change_of_the_data():
         assert (detect_input_change(seen, 160) is not None) == is_changed
 
 
+SAMPLES, SAME, OTHERS = "batch_samples_differ", [0.0], [1.0]
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "lasting"),
+    [
+        (OTHERS * 60, SAME * 9, True),
+        ([*SAME, *OTHERS * 59], [*OTHERS * 9, *SAME * 3, *OTHERS], False),
+        (SAME * 60, SAME * 9, None),  # a mask, or what is the same by design
+        ((SAME + OTHERS * 4) * 12, SAME * 9, None),
+        (OTHERS * 60, (SAME + OTHERS * 19) * 6, None),  # one now and then
+        ([], SAME * 9, None),
+    ],
+)
+def test_samples_that_are_the_same_since_an_onset_were_others_before(before, since, lasting):
+    begin = 100 - len(before)
+    points = [*enumerate(before, begin), *enumerate(since, 160)]
+    change = detect_input_change({SAMPLES: points}, 160)
+
+    assert (None if change is None else change.lasting) is lasting
+
+
+def test_tokens_that_changed_are_named_before_samples_that_are_the_same():
+    _, looks = turns((160, *OWN), (60, *OTHER))
+    points = [(step, float(step < 160)) for step in range(220)]
+    change = detect_input_change({**looks, SAMPLES: points}, 160)
+
+    assert "entropy" in change.text and not change.degenerate
+
+
 @pytest.mark.parametrize(("last", "is_learned"), [(4.8, False), (4.5, False), (3.6, True)])
 def test_a_stretch_of_garbage_is_told_from_data_by_what_is_learned_of_it(last, is_learned):
     losses, looks = turns((160, *OWN), (10, *OTHER), (20, last, *OTHER[1:]), (60, *OWN))

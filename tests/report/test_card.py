@@ -279,7 +279,10 @@ def test_progress_is_lost_where_the_loop_went_on():
 @pytest.mark.parametrize(
     ("story", "text"),
     [
-        ("one-token", "the inputs are one token or sample, first at step 200: share of the commonest"),
+        (
+            "one-token",
+            "the inputs are one token or sample, first at step 200: share of the commonest",
+        ),
         ("repeated", "the same batch again and again, first at step 20"),
     ],
 )

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter, UserDict, deque
 from ctypes import c_char, string_at
 from itertools import islice
-from math import log
+from math import inf, log
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional
 from zlib import crc32
@@ -154,12 +154,13 @@ BATCH_METRICS = (
         "calls of the outermost modules with gradients",
     ),
     MetricSpec(
-        "batch_one_sample",
+        "batch_samples_differ",
         "1",
-        "1 where all samples of what goes into the model are the same, else 0; absent without "
-        "floating-point numbers as input, and where they are on a device.",
-        "rows of the largest floating-point tensor of each call; its values, where it has one row",
-        "one look at two rows",
+        "0 where all samples of what goes into the model are the same, else 1; absent of single "
+        "samples, beside tokens, without floating-point numbers as input, where these are on a "
+        "device, and where the first 8 steps had 0, until samples differ.",
+        "rows of the largest floating-point tensor of each call",
+        "one look at two rows; one pass over the input, where these are the same",
     ),
 )
 
@@ -212,7 +213,8 @@ class BatchCollector(Collector):
         self._deepens = False
         self._deep: Any = None
         self._deep_of_step: Any = None
-        self._is_one_sample: Optional[bool] = None  # all calls of this step
+        self._differs: Optional[bool] = None  # a sample from another one of its call, in this step
+        self._equal_steps = 0.0  # from the first one on; none where samples have differed
         self._by_loader = False  # steps were told by it before a model was found: so it stays
         self.seen = self.on_device = False
 
@@ -244,7 +246,7 @@ class BatchCollector(Collector):
                 return None
             tensor = inner.tensor
             counted = tensor if inner.counts else None
-        if self._is_one_sample is not False:
+        if not self._differs:
             self._compare_samples(values, tensor)
         if self._by_loader or not is_readable(self.torch, tensor):
             return counted
@@ -257,18 +259,25 @@ class BatchCollector(Collector):
         return counted
 
     def _compare_samples(self, values: Iterable[Any], largest: Any) -> None:
-        """Look whether the samples of a call differ, in its data: labels may stand before them."""
+        """Look whether the samples of a call differ, in its data: labels may stand before them.
+
+        Beside tokens the largest tensor may be their mask, or images that only some samples have.
+        """
         tensor = self.torch.Tensor
-        for value in values:
-            is_plain = type(value) is tensor and value.is_floating_point()
-            if is_plain and value.numel() > largest.numel():
+        plain = [value for value in values if type(value) is tensor]
+        for value in plain:
+            if value.is_floating_point() and value.numel() > largest.numel():
                 largest = value
-        if largest.is_floating_point() and self._reads(largest):
-            self._is_one_sample = _is_one_sample(largest)
+        if not largest.is_floating_point() or largest.dim() < 2 or not self._reads(largest):
+            return
+        rows = len(largest)
+        if rows > 1 and not any(v.dtype in self._integers and v.numel() > rows for v in plain):
+            equal = are_rows_equal(largest, of_all=self._equal_steps < BY_DESIGN)
+            self._differs = self._differs if equal is None else not equal
 
     def forget(self) -> None:
         self._hash, self._deep, self._forwards = None, None, 0
-        self._is_one_sample = None
+        self._differs = None
 
     def after_update(self, update: Update) -> None:
         self._forwards_of_step += self._forwards
@@ -296,9 +305,10 @@ class BatchCollector(Collector):
         if self._forwards_of_step:
             values["forwards_per_update"] = float(self._forwards_of_step)
             self._forwards_of_step = 0
-        if self._is_one_sample is not None:
-            values["batch_one_sample"] = float(self._is_one_sample)
-            self._is_one_sample = None
+        if self._differs is not None:
+            values["batch_samples_differ"] = float(self._differs)
+            self._equal_steps = -inf if self._differs else self._equal_steps + 1.0
+            self._differs = None
         if isinstance(digest, int):
             masked = digest + self._offset & _MASK
             values["batch_fingerprint"] = float(masked)
@@ -417,18 +427,48 @@ class WorkerCopyDetector:
         self._report(workers if is_copied else 1)
 
 
-def _is_one_sample(tensor: Any) -> bool:
-    """Return whether all rows of a tensor on the host are the same; all values of a single row."""
-    rows = tensor.detach()
-    if rows.dim() < 2 or len(rows) < 2:
-        rows = rows.reshape(-1)
-    elif rows.is_contiguous():  # torch takes ten times as long to say that two rows differ
-        size = int(rows.stride(0)) * int(rows.element_size())
-        middle = rows.data_ptr() + size // 2
-        length = min(PIECE, size - size // 2)
-        if string_at(middle, length) != string_at(middle + size, length):
+BY_DESIGN = 8  # steps of equal samples, from the first one on, as of a mask; our choice
+PROBES, CHUNK = 64, 1 << 16  # places of a row that are looked at first; bytes
+
+
+def are_rows_equal(tensor: Any, *, of_all: bool) -> Optional[bool]:
+    """Return whether all rows of a tensor on the host are the same, None where it is not known.
+
+    Read from memory: torch takes ten times as long to say that two rows differ.
+
+    Args:
+        tensor: of two rows at least. of_all: look at all values, where a few places are the same.
+    """
+    size, stride = _row_size(tensor), int(tensor.stride(0)) * int(tensor.element_size())
+    if not size:
+        return None
+    start, others = tensor.data_ptr(), len(tensor) - 1
+    for number in range(PROBES):
+        place = start + (size // 2 + number * size // PROBES) % size
+        length = min(PIECE, start + size - place)
+        row = 1 + number % others
+        if string_at(place, length) != string_at(place + row * stride, length):
             return False
-    return bool((rows[0] == rows[1]).all()) and bool((rows == rows[0]).all())
+    if stride == 0:  # one row, repeated
+        return True
+    if not of_all:
+        return None
+    for place in range(start, start + size, CHUNK):
+        length = min(CHUNK, start + size - place)
+        if string_at(place, length) != string_at(place + stride, length):
+            return False
+    rows = tensor.detach()
+    return bool((rows == rows[0]).all())
+
+
+def _row_size(tensor: Any) -> int:
+    """Return how many bytes in a row a row of a tensor is, 0 where others lie between them."""
+    span = places = 1
+    for count, stride in zip(tensor.shape[1:], tensor.stride()[1:]):
+        if stride:
+            span += (count - 1) * stride
+            places *= count
+    return span * int(tensor.element_size()) if span == places else 0
 
 
 _Piece = c_char * PIECE

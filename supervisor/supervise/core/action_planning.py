@@ -233,7 +233,7 @@ def input_change_since_onset(state: State, incident: Incident) -> InputChange | 
 
 
 def _token_series(monitor: RankMonitor) -> dict[str, list[tuple[int, float]]]:
-    names = (*trends.TOKENS, trends.ONE_SAMPLE)
+    names = (*trends.TOKENS, trends.SAMPLES)
     return {name: monitor.history.series(name) for name in names}
 
 

@@ -38,7 +38,7 @@ INPUTS = frozenset(
         *("batch_fingerprint", "batch_token_entropy", "batch_unique_ratio", "batch_top1_share"),
         *("tokens_per_update", "batch_dispersion", "batch_new_share", "batch_token_shift"),
         *("batch_ids_outside", "batch_pad_fraction", "batch_seq_len_p50", "batch_source_shift"),
-        *("batch_one_sample", "losses_without_targets"),
+        *("batch_samples_differ", "losses_without_targets"),
     )
 )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from .model import formats
@@ -148,7 +149,8 @@ NEWEST_LOOKS, LOOKS_SINCE = (
     2,
     8,
 )  # the same behind it: a drift is told from what is usual, which follows it
-ONE_SAMPLE = "batch_one_sample"
+SAMPLES = "batch_samples_differ"
+EQUAL_STEPS, SELDOM = 3, 0.1  # as `data.constant`; share of steps before. Project defaults
 BEYOND = 0.5  # times the whole range of before, outside of it; project default
 ONE_TOKEN, SEVERAL = 0.99, 0.5  # shares of the commonest token, as `data.constant`
 RECENT = 40  # losses whose course is asked for
@@ -180,12 +182,21 @@ def detect_input_change(
     if values_before and median(values_before) < SEVERAL and ones >= NEWEST_LOOKS:
         text = f"the inputs were one token in {ones} of {len(since)} looks since step {onset}"
         return InputChange(text, True, since[-1] >= ONE_TOKEN)
-    repeats = [value for step, value in series.get(ONE_SAMPLE, ()) if step >= onset]
-    if sum(repeats) >= NEWEST_LOOKS:
-        text = f"the inputs were one sample in {sum(repeats):.0f} of {len(repeats)} steps since"
-        return InputChange(f"{text} step {onset}", True, repeats[-1] > 0.0)
     texts = [text for name in TOKENS if (text := _step(name, series.get(name, ()), onset))]
-    return InputChange(", ".join(texts)) if texts else None
+    if texts:
+        return InputChange(", ".join(texts))
+    return _repeated_sample(series.get(SAMPLES, ()), onset)
+
+
+def _repeated_sample(points: Sequence[tuple[int, float]], onset: int) -> InputChange | None:
+    equal_before = [value == 0.0 for step, value in points if step < onset - EXCLUDED]
+    since = [value == 0.0 for step, value in points if step >= onset]
+    longest = max((len(list(run)) for is_equal, run in groupby(since) if is_equal), default=0)
+    is_known = len(equal_before) >= LEAST_LOOKS
+    if not is_known or sum(equal_before) > SELDOM * len(equal_before) or longest < EQUAL_STEPS:
+        return None
+    text = f"the inputs were one sample in {sum(since)} of {len(since)} steps since step {onset}"
+    return InputChange(text, True, since[-1])
 
 
 def _step(name: str, points: Sequence[tuple[int, float]], onset: int) -> str:
