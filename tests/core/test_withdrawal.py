@@ -493,9 +493,10 @@ def test_weights_are_sound_where_they_gave_the_step_of_the_first_breach_a_usual_
 
 TOKENS = (*NAMES, "batch_token_drift", "batch_top1_share")
 USUAL = {"grad_global_norm": 1.0, "batch_top1_share": 0.05}
+SAMPLES = "batch_samples_differ"
 
 
-def learned(tell, *answers, names=TOKENS, **more):
+def learned(tell, *answers, names=TOKENS, usual=2.0, before=None, **more):
     """A job whose tokens are looked at, and whose probe batch answers as the test says."""
     found = iter(answers)
 
@@ -504,9 +505,9 @@ def learned(tell, *answers, names=TOKENS, **more):
         answer = answer if isinstance(answer, dict) else {"loss": answer, "was": WAS}
         story.asked = story.step + 3, key, answer
 
-    story = checked(tell, probe, 2.3, again=20, for_steps=2, names=names, **more)
+    story = checked(tell, probe, 1.15 * usual, again=20, for_steps=2, names=names, **more)
     story.asked = None
-    feed(story, [2.0 + 0.02 * (step % 3) for step in range(40)])
+    feed(story, [usual * (1.0 + 0.01 * (step % 3)) for step in range(40)], **before or {})
     return story
 
 
@@ -607,6 +608,16 @@ def test_one_token_is_nothing_to_learn(tell, lasting, back):
         assert "the inputs were one token in" in started["why"]
 
 
+@pytest.mark.parametrize(("before", "back"), [(1.0, False), (0.0, True)])
+def test_samples_that_are_the_same_by_design_keep_no_rollback_back(tell, before, back):
+    """Since a step they are nothing to learn, and go on; dummies and masks always are the same."""
+    story = learned(tell, GOOD, *[3.6] * 9, names=(*NAMES, SAMPLES), before={SAMPLES: before})
+    feed(story, falling(5.5, 3.4, 20, 2.0), **{SAMPLES: 0.0})
+    feed(story, [3.4] * 60, **{SAMPLES: 0.0})
+
+    assert ("touch" in verbs(story)) is back
+
+
 @pytest.mark.parametrize(("loss", "back"), [(2.35, False), (3.4, True)])
 def test_without_tokens_the_two_losses_tell_learning_from_damage(tell, loss, back):
     """Damage costs both alike; other data are learned while the probe batch is forgotten."""
@@ -634,16 +645,27 @@ def test_data_that_the_weights_were_not_trained_on_are_told_from_damage_by_the_p
 
 
 @pytest.mark.parametrize(
-    ("was", "probe", "back"),
-    [(0.02, 0.1, False), (0.02, 1.5, True), (2.0, 2.6, True), (8.0, 9.9, True)],
-    ids=["known by heart", "known by heart, and lost", "of tokens that stayed", "hard rows"],
+    ("was", "probe", "usual", "losses", "tokens", "back"),
+    [
+        (0.02, 0.1, 2.0, 5.0, False, False),
+        (0.02, 1.5, 2.0, 5.0, False, True),
+        (0.001, 0.04, 0.02, 0.5, False, True),
+        (2.0, 2.6, 2.0, 5.0, True, True),
+        (0.02, 0.1, 2.0, 5.0, True, True),
+        (8.0, 9.9, 2.0, 5.0, False, True),
+    ],
+    ids=[
+        *("known by heart", "known by heart, and lost", "all data known by heart, and lost"),
+        *("of tokens that stayed", "of tokens that stayed, known by heart", "hard rows"),
+    ],
 )
-def test_what_the_probe_batch_lost_is_judged_beside_what_the_losses_rose(tell, was, probe, back):
+def test_what_the_probe_batch_lost_is_judged_beside_what_the_losses_rose(
+    tell, was, probe, usual, losses, tokens, back
+):
     """Two rows that are known by heart lose far in logs, those of a high loss little."""
-    names = TOKENS if was == 2.0 else NAMES
     order = {"loss": probe, "was": [[10, was], [25, was], [60, 9.0]]}
-    story = learned(tell, *[order] * 9, names=names)
-    feed(story, [5.0, 5.05, 4.95] * 8, batch_token_drift=0.08202)
+    story = learned(tell, *[order] * 9, names=TOKENS if tokens else NAMES, usual=usual)
+    feed(story, [losses, losses * 1.01, losses * 0.99] * 8, batch_token_drift=0.08202)
     assert ("touch" in verbs(story)) is back
 
 

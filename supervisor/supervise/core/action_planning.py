@@ -380,8 +380,11 @@ def _held_data(
     is_learned = old is not None and old.other_data and course is not None and course.fallen
     share = HELD_AGAIN if is_learned else HELD_TOKENS if _has_tokens(monitor) else HELD
     lost, excess = probe - was, newer - usual
-    is_held = lost < share * excess and math.log(probe / was) < share * math.log(newer / usual)
-    if not is_held and lost >= SLIGHT * excess:
+    in_logs, most = math.log(probe / was), math.log(newer / usual)
+    is_held = lost < share * excess and in_logs < share * most
+    is_low = probe < SLIGHT * usual or in_logs < most
+    is_slight = lost < SLIGHT * excess and is_low and not _has_tokens(monitor)
+    if not is_held and not is_slight:
         return None
     return reasons.OldDataHeld(newer=newer, usual=usual, probe_before=was, probe=probe)
 
