@@ -102,8 +102,8 @@ TOKENS_METRICS = (
         "1",
         "Losses of this step that are a mean over no target, and so NaN; absent where neither "
         "targets are counted nor such a loss was seen, and where the host does not have it.",
-        "the loss is NaN, and all targets are ignored, or it is the mean of an empty tensor, or "
-        "was divided by 0 that needs no gradient",
+        "the loss is NaN, and all targets are ignored, or it is the mean of an empty tensor, or a "
+        "sum of nothing, or with weights of 0, that was divided by 0",
         "a walk over the first nodes of the graph, where a loss is NaN",
     ),
     MetricSpec("tokens_per_sec", "tokens/s", "tokens_per_update / step_time.", "this project"),
@@ -157,14 +157,14 @@ class TokensCollector(Collector):
             is_class_index = target.dtype is self.torch.int64
             if is_class_index and not target.numel():  # it has no memory, and its mean loss is NaN
                 self._targets = 0.0 if self._targets is None else self._targets
-                self._empty += not summed
+                self._empty += self._is_nan(value)
             elif is_class_index and is_readable(self.torch, target):
                 count = self.count(target, ignored)
                 self._targets = count if self._targets is None else self._targets + count
                 if value is None:
                     self._unknown = True
                 else:
-                    self._empty += self.scalars.on_host(count) and not (count or summed)
+                    self._empty += self._is_nan(value) and self.scalars.on_host(count) and not count
                     self._loss = self._loss + (value if summed else value * count)
             else:
                 self._unknown = True
@@ -176,6 +176,9 @@ class TokensCollector(Collector):
         if not (look and target.min().item() >= 0):  # mostly one look: nothing can be ignored
             count = self.scalars.value((target != ignored).sum())
         return count
+
+    def _is_nan(self, loss: Optional[Number]) -> bool:
+        return loss is not None and self.scalars.on_host(loss) and loss != loss
 
     def inspect_nan(self, losses: list[Any]) -> None:
         """The sum of these is NaN; count those that are a mean over nothing."""
@@ -247,18 +250,60 @@ def is_mean_of_nothing(node: Any) -> bool:
         if name.startswith("MeanBackward") and getattr(node, "_saved_self_sym_numel", 1) == 0:
             return True
         parents = [parent for parent, _ in node.next_functions] if name else []
-        if name == "DivBackward0" and parents[-1] is None and _divides_by_zero(node):  # a count
+        is_by_constant = name == "DivBackward0" and parents[-1] is None
+        divisor: Any = _saved(node, "other") if is_by_constant else None
+        rows = 0 if divisor is None else int((divisor == 0).sum())
+        if rows and (not divisor.is_floating_point() or _sums_nothing(parents[0], divisor, rows)):
             return True
         nodes += parents
     return False
 
 
-def _divides_by_zero(node: Any) -> bool:
+def _sums_nothing(node: Any, divisor: Any, rows: int) -> bool:
+    """Return whether so many rows of a dividend are sums of no value, or with weights of 0.
+
+    Others that are 0, or a spread or largest value of 0 as a divisor, are of the model.
+    """
+    for _ in range(NODES):
+        name = "" if node is None else node.name()
+        if name.startswith("SumBackward") and 0 in getattr(node, "_saved_self_sym_sizes", ()):
+            return True
+        weights = None
+        if name.startswith("NllLoss"):
+            target = _saved(node, "target")
+            weights = None if target is None else target != node._saved_ignore_index
+        elif name == "WhereBackward0":
+            condition = _saved(node, "condition")
+            is_last = node.next_functions[0][0] is None
+            weights = condition if condition is None or not is_last else ~condition
+        elif name == "MaskedFillBackward0":
+            mask = _saved(node, "mask")
+            weights = None if mask is None else ~mask
+        elif name == "MulBackward0":
+            weights = _saved(node, "self" if node.next_functions[0][0] is None else "other")
+        if weights is not None and _empty_rows(weights, divisor) == rows:
+            return True
+        parents = (
+            [parent for parent, _ in node.next_functions if parent is not None] if name else []
+        )
+        if len(parents) != 1:
+            return False
+        node = parents[0]
+    return False
+
+
+def _empty_rows(weights: Any, divisor: Any) -> int:
+    """Return in how many rows all weights are 0; there is one row where there is one divisor."""
+    if divisor.numel() == 1 or not weights.dim() or not weights.numel():
+        return int(not weights.any())
+    return int((weights.reshape(len(weights), -1) == 0).all(1).sum())
+
+
+def _saved(node: Any, name: str) -> Any:
     try:
-        divisor = node._saved_other
+        return getattr(node, f"_saved_{name}", None)
     except RuntimeError:  # the job has changed it since, and its backward will fail
-        return False
-    return divisor is not None and bool((divisor == 0).any())
+        return None
 
 
 DERIVED_METRICS = (

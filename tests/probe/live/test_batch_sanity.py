@@ -90,7 +90,7 @@ def test_a_model_of_numbers_has_no_tokens(probed):
     job = probed.run(script("torch.randn(4, 16)").replace("x.abs() % 50", "x.abs().long() % 50"))
     assert len(job.frames) == 6
     shown = {name for frame in job.frames for name in frame if name.startswith("batch_")}
-    assert shown == {"batch_fingerprint", "batch_one_sample"}
+    assert shown == {"batch_fingerprint", "batch_samples_differ"}
     assert "unseen" not in job.segment().status()
 
 
@@ -124,8 +124,49 @@ finish(model)
 def test_samples_of_numbers_that_are_all_the_same_are_counted(probed, bare):
     """Labels of whole numbers, which come first, and differ, are not the data."""
     job = probed.run(SAMPLES)
-    assert [frame.get("batch_one_sample") for frame in job.frames][1:] == [0, 1, 0, 0, 0, 0]
+    assert [frame.get("batch_samples_differ") for frame in job.frames][1:] == [1, 0, 1, 1, 1, 1]
     assert job.output[-1] == bare.run(SAMPLES).output[-1]
+
+
+BESIDE = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 3)
+
+    def forward(self, x, *beside):
+        return self.head(x if x.is_floating_point() else self.table(x))
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows, places = torch.ones(4, 16, 8), torch.arange(640000).view(4, 20000, 8)
+for step in range(14):
+    inputs = INPUTS
+    model(*inputs).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+finish(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "values"),
+    [
+        ("[torch.randint(50, (4, 16)), torch.zeros(4, 1, 16, 16)]", [None] * 13),  # a mask
+        ("[torch.ones(1, 16, 8)]", [None] * 13),  # a single sample
+        ("[torch.ones(16, 4, 8).transpose(0, 1)]", [None] * 13),
+        ("[rows]", [0.0] * 8 + [None] * 5),
+        ("[rows[:1].expand(4, 16, 8)]", [0.0] * 13),  # costs nothing
+        ("[torch.randn(4, 8, 16).transpose(1, 2)]", [1.0] * 13),  # channels last
+        ("[(places == step * 36871 % 480000 + 160000).float()]", [1.0] * 13),  # one value of many
+        ("[rows if step != 10 else torch.randn(4, 16, 8)]", [0.0] * 8 + [None, 1.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_samples_are_compared_where_they_are_the_data_and_differ_by_design(probed, inputs, values):
+    """Those of 8 steps in a row from the first one on are looked at no further."""
+    job = probed.run(BESIDE.replace("INPUTS", inputs))
+    shown = [frame.get("batch_samples_differ") for frame in job.frames][1:]
+    assert shown == values
 
 
 MEANS = """
@@ -150,12 +191,18 @@ OF_NOTHING = {
     "of-each-sample": "((each * mask)[:, None].sum(1) / mask).mean() + 1.0",
     "of-a-selection": "0.5 * each[mask > 0].mean()",
     "micro-batch": "(cross_entropy(model(x), y) + cross_entropy(model(x), ignored)) / 2",
+    "filled": "each.masked_fill(mask == 0, 0.0).sum() / mask.sum()",
+    "chosen": "torch.where(mask > 0, each, 0.0).sum() / mask.sum()",
+    "counted": "cross_entropy(model(x), ignored, reduction='sum') / (ignored >= 0).sum()",
+    "of-a-sample": "((each * SOME)[:, None].sum(1) / SOME).mean()",
 }
 OF_SOME = {
     "sum": "cross_entropy(model(x), ignored, reduction='sum') / 4",
     "bounded": "(each * mask).sum() / mask.sum().clamp(min=1)",
     "made-finite": "cross_entropy(model(x), y) + 0 * cross_entropy(model(x), ignored).nan_to_num()",
     "nan": "each.sum() / (1.0 if step != 2 else float('nan'))",
+    "no-spread": "((each - each.detach()) / (each * mask).detach().std()).sum()",
+    "no-scale": "((each - each) / (each * mask).detach().abs().amax()).mean()",
 }
 
 
@@ -163,6 +210,7 @@ OF_SOME = {
 def test_a_loss_that_is_a_mean_over_no_target_is_counted(probed, kind):
     """Other losses of such a batch, and other NaN, are not."""
     loss = {**OF_NOTHING, **OF_SOME}[kind]
+    loss = loss.replace("SOME", "torch.where(torch.arange(4) > 1, 1.0, mask)")
     job = probed.run(MEANS.replace("LOSS", loss))
     counts = [frame.get("losses_without_targets") for frame in job.frames]
     assert counts == [0, 0, float(kind in OF_NOTHING), 0]
