@@ -141,15 +141,29 @@ def test_the_growth_of_a_rate_is_said_with_its_begin(rates, text):
     assert bool(text) == (growth is not None)
 
 
-@pytest.mark.parametrize(("times", "shown"), [(1.0, False), (2.0, False), (6.0, True)])
-def test_a_loss_that_is_high_behind_a_rate_that_grew_far_is_reported_with_it(times, shown):
+@pytest.mark.parametrize(
+    ("times", "phase", "loss", "shown"),
+    [
+        (1.0, 1.0, 60, False),
+        (2.0, 1.0, 60, False),
+        (6.0, 1.0, 60, True),
+        (6.0, 0.0, 60, True),  # rates that rise, and nobody knows until when
+        (6.0, 0.8, 60, False),  # a warm-up of a known length
+        (6.0, 1.0, 85, True),
+        (6.0, 1.0, 100, False),  # long behind the growth
+    ],
+)
+def test_a_loss_that_is_high_behind_a_rate_that_grew_far_is_reported_with_it(
+    times, phase, loss, shown
+):
     rule = one_rule(above("train_loss_raw", 5.0), "SEV1", None)
-    story = Story(policy(**rule), NAMES)
-    for step in range(80):
-        rate = LR * times ** (max(0, step - 40) / 20)
-        story.rows({"train_loss_raw": 9.0 if step >= 60 else 2.0, "learning_rate": rate})
+    story = Story(policy(**rule), (*NAMES, "lr_phase"))
+    for step in range(120):  # behind a warm-up, which has ended long before
+        rate = LR * min(1.0, 0.2 * (step + 1)) * times ** (min(20, max(0, step - 40)) / 20)
+        high = {"train_loss_raw": 9.0 if step >= loss else 2.0}
+        story.rows({**high, "learning_rate": rate, "lr_phase": phase})
     text = "the learning rate grew 6 times since step 40, to 0.006"
-    (verdict,) = [m["verdict"] for m in messages(story) if "step 60" in m["title"]]
+    (verdict,) = [m["verdict"] for m in messages(story) if f"step {loss}" in m["title"]]
     assert ("the learning rate grew" in verdict) is shown
     assert (text in verdict) is shown
 

@@ -95,6 +95,9 @@ NORMS = 32  # frames whose median a norm had just before: they grow and fall wit
 ARTEFACT = "eval_artifact_hash"
 LOSSES = (LOSS, "train_loss_ema")
 FAR_GROWTH = 2.5  # times: at a jump of the rate by as much it is held
+GROWN_BEFORE = (
+    32  # steps before a breach: a loss that turns at a rate does so soon. Project default
+)
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 # Onset, project defaults. Two frames: one hard batch, which every run shows, is no series.
@@ -341,13 +344,34 @@ def explain_passing_slowness(
 def explain_by_rate(policy: Policy, monitor: RankMonitor, rule: Rule) -> RateGrew | None:
     """Return how the learning rate may explain large updates, or a loss, None where it does not.
 
-    A loss rises for other reasons, too: there the rate must have grown far.
+    A loss rises for other reasons, too: there the rate must have grown far, until a few steps
+    before at least, and in no warm-up of a known length. Where the rule has a rate that breached,
+    that is named already.
     """
     is_update = rule_scope.rule_metrics(policy, rule) == {UPDATE}
     if not is_update and not rule_judges_loss(policy, rule):
         return None
-    growth = run_phase.find_rate_growth(monitor.history.series(RATE), monitor.step)
-    return growth if growth is not None and (is_update or growth.times >= FAR_GROWTH) else None
+    rates = monitor.history.series(RATE)
+    if is_update:
+        return run_phase.find_rate_growth(rates, monitor.step)
+    numbers = monitor.numbers(rule)
+    breached = (name for name, reading in numbers.items() if reading.get("code") == "BREACH")
+    if any(RATE in policy.detectors[name].metrics for name in breached):  # it is named already
+        return None
+    rises = [n for n, ((_, before), (_, rate)) in enumerate(pairwise(rates)) if rate > before]
+    begin = rises[-1] if rises else len(rates)
+    for n in reversed(rises):  # a plateau ends what grew before it
+        if rates[begin][0] - rates[n][0] > GROWN_BEFORE:
+            break
+        begin = n
+    growth = run_phase.find_rate_growth(rates[begin:], monitor.step)
+    if growth is None or growth.times < FAR_GROWTH:
+        return None
+    newest_rise = rates[rises[-1] + 1][0]
+    is_near = newest_rise >= first_breach(numbers, monitor.step) - GROWN_BEFORE
+    phase = dict(monitor.history.series(run_phase.LR_PHASE)).get(newest_rise, 0.0)
+    is_planned = 0.0 < phase < run_phase.STABLE
+    return growth if is_near and not is_planned else None
 
 
 def compare_mechanisms(policy: Policy, monitor: RankMonitor, rule: Rule) -> MechanismSigns | None:
