@@ -45,7 +45,7 @@ class Clip:
         own: the same of those that no clip before it has changed.
         limit: the norm that the job allows, as it passed it; None where it clips in another way.
         joint: whether it divides by the norm of all ranks' shards, which is no rank's own.
-        size: how many values it covers, where the limit is that of each value; else 0.
+        size: how many values it covers, where the limit is that of each value; else None.
         counted_by: id of the optimizer whose part of the step it is counted in; 0: none so far.
     """
 
@@ -65,7 +65,9 @@ class Clip:
         self.backwards = backwards
         self.limit = limit
         self.joint = joint
-        self.size = sum(p.numel() for p in params if p.grad is not None) if by_value else 0
+        self.size: Optional[int] = None
+        if by_value:
+            self.size = sum(p.numel() for p in params if p.grad is not None)
         self.counted_by = 0
 
     def ids(self) -> frozenset[int]:

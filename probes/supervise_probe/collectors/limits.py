@@ -238,6 +238,8 @@ class ClippingCollector(Collector):
                 limit = self._number(limit)
             if type(limit) is not float or limit < inf:  # without one a job takes the norm only
                 self.limited = True
+            if clip.size == 0:  # it had no gradient to clip
+                continue
             if clip.size:  # the most that is left: the norm where each value is at the limit
                 limit = limit * clip.size**0.5
             else:

@@ -509,6 +509,25 @@ def test_a_clip_by_value_is_compared_with_gradients_that_are_all_at_its_limit(pr
     assert not any("clip_threshold" in f for f in job.frames)
 
 
+def test_a_clip_by_value_without_gradients_has_no_norm_and_no_limit(probed):
+    """Torch may refuse it."""
+    text = """
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    x, y = batch()
+    optimizer.zero_grad()
+    try:
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    except RuntimeError:
+        pass
+    loss_of(model(x), y).backward()
+    optimizer.step()
+"""
+    job = run(probed, text)
+    assert len(job.frames) == 4
+    assert not any(name in f for f in job.frames for name in ("clip_threshold", "clip_ratio"))
+
+
 TARGETS = """
 {make}
 copied = copy.deepcopy(net)
