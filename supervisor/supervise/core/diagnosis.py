@@ -95,9 +95,7 @@ NORMS = 32  # frames whose median a norm had just before: they grow and fall wit
 ARTEFACT = "eval_artifact_hash"
 LOSSES = (LOSS, "train_loss_ema")
 FAR_GROWTH = 2.5  # times: at a jump of the rate by as much it is held
-GROWN_BEFORE = (
-    32  # steps before a breach: a loss that turns at a rate does so soon. Project default
-)
+GROWN_BEFORE = 32  # steps before a breach: a loss turns soon at a rate. Project default
 JUDGED = (LOSS, GRAD, UPDATE, SKIPPED)
 RECUR_COUNT, RECUR_FRAMES, RECUR_GAPS = 3, 2000, 4  # these make a spike that recovers structural
 # Onset, project defaults. Two frames: one hard batch, which every run shows, is no series.
