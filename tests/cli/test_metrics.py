@@ -60,7 +60,7 @@ def test_what_the_supervisor_adds_to_frames_has_a_name_and_a_meaning(supervise):
         ("train_loss_raw", "loss(t) -> grad(t) -> update(t)"),
         ("learning_rate.head", "no metric 'learning_rate.head'"),
         ("step_time.3", "no metric 'step_time.3'"),
-        ("learning_rate.<i>", "rules:     update_scale.rate_jump"),
+        ("learning_rate.<i>", "rules:     frozen.empty, update_scale.rate_jump"),
         ("epoch", "reason:    Context for reports"),
         ("checkpoint_ok", "by the supervisor, beside the job"),
         ("max_attn_logit.3", "that of max_attn_logit: on a sampled step"),

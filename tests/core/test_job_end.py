@@ -230,8 +230,7 @@ def test_a_damaged_last_checkpoint_is_reported(tell, damaged, then):
         (
             [NAN, NAN],
             60,
-            "the job ended with code 0 after 52 of 60 steps, and its loss is NaN or Inf from step "
-            "50 on",
+            "the job ended with code 0 after 52 of 60 steps, its loss NaN or Inf from step 50 on",
         ),
     ],
 )

@@ -200,9 +200,9 @@ def test_a_job_whose_optimizers_take_turns_is_reported_once(supervise, script):
 
     assert run.returncode == 0 and run.stdout == supervise.bare(job).stdout
     assert run.actions == []
-    assert [message["title"] for message in run.messages if message["severity"] != "INFO"] == [
-        "optimizers of different parameters take turns"
-    ]
+    told = [note["data"]["message"] for note in run.kinds("notify_intent")]
+    titles = [message["title"] for message in told if message["severity"] != "INFO"]
+    assert titles == ["optimizers of different parameters take turns"]
 
 
 def test_an_incident_ends_with_its_training(sweep, supervise, tmp_path):

@@ -81,7 +81,7 @@ def on_rules_changed(
             if fired
             else state.rules.muted.get(rule.id)
         )
-        known = ("inhibit", rule_scope.RETURNED_DATA)
+        known = ("inhibit", "planned", rule_scope.RETURNED_DATA)
         muted = muted_by is not None and muted_by.cause in known
         rule_news.on_rule_changed(ctx, rule, rank, numbers, muted=muted)
         if fired:

@@ -22,7 +22,6 @@ UNMONITORED = {  # kind of an event -> what it means
 }
 LOOK_AGAIN = Step("to look again", "supervise doctor --health -- COMMAND")
 OPTIMIZER_MADE = "the optimizer is made at {made}"
-NOT_PROTECTED = "this run is not protected any more: nothing is acted on"
 COMES_BACK = (
     Step("protection comes back with the next start of the job"),
     Step("to go on from", "supervise checkpoints RUN"),
@@ -46,8 +45,6 @@ class Difference(Clause, frozen=True, kw_only=True):
 
 
 class RateDiffers(Difference, frozen=True, kw_only=True):
-    """`behind`: by how many steps its schedule is, 0 where that is not known."""
-
     TEXT = "learning rate {value:.3g} at step {step}, {before:.3g} before the restart; {schedule}"
     THING = "another learning rate"
     REMEDY = "save and load the scheduler's state_dict from now on"
@@ -55,7 +52,7 @@ class RateDiffers(Difference, frozen=True, kw_only=True):
     value: float
     before: float
     is_from_start: bool
-    behind: int = 0
+    behind: int = 0  # by how many steps its schedule is, 0 where that is not known
 
     @property
     def schedule(self) -> str:
@@ -444,8 +441,7 @@ class MetricsMissing(AsReported, frozen=True, kw_only=True):
 
 class OptimizersTakeTurns(AsReported, frozen=True, kw_only=True):
     KIND = WATCHER
-    WHAT = "a spike or a climb of loss, gradient norm or update norm is recorded from now on, and "
-    WHAT += "neither reported nor acted upon; NaN, jumps of the rate, data, hangs and ranks are"
+    WHAT = "from now on a spike of loss, gradient norm or update is recorded, and not acted upon"
 
 
 class UpdatesDiscarded(AsReported, frozen=True, kw_only=True):
@@ -543,7 +539,7 @@ class RecordEnded(SpaceNotice, frozen=True, kw_only=True):
 
     @property
     def news(self) -> str:
-        return NOT_PROTECTED if self.acts else self.TITLE
+        return Unprotected.TITLE if self.acts else self.TITLE
 
     @property
     def then(self) -> Advice:
@@ -572,7 +568,7 @@ class Unwatched(Notice, frozen=True, kw_only=True):
 class Unprotected(Unwatched, frozen=True, kw_only=True):
     """As before, of a run that counted on actions."""
 
-    TITLE = NOT_PROTECTED
+    TITLE = "this run is not protected any more: nothing is acted on"
 
 
 # ── the end of the job ────────────────────────────────────────────────────────────────────────────
@@ -704,8 +700,7 @@ class FinishedNonfinite(Notice, frozen=True, kw_only=True):
 class JobEndedEarly(Notice, frozen=True, kw_only=True):
     KIND = FINISHED
     TITLE = (
-        "the job ended with code 0 after {shortfall}[, and its loss is NaN or Inf from step "
-        "{since} on]"
+        "the job ended with code 0 after {shortfall}[, its loss NaN or Inf from step {since} on]"
     )
     WHAT = "it reports success and is not complete; nothing asked it to stop[; {damage}]"
     NEXT = sentences("read the end of the job's output, then its data and its stop condition")
