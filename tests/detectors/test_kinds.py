@@ -164,6 +164,14 @@ def test_nonfinite_a_gap_is_measured_by_the_metrics_own_spacing(read):
     assert "B" not in read(Nonfinite(("a",), gap=64).start(), [(1.0,)] * 31 + [(None,)] * 500)
 
 
+def test_nonfinite_a_rollback_beyond_the_window_leaves_turns_as_they_were(read):
+    """Of two metrics by turns, the other one's so long that only its samples are left."""
+    watch = Nonfinite(("a",), without=("b",), gap=64).start()
+    read(watch, [(1.0, None)] * 100 + [(None, 1.0)] * 1000)
+    watch.rewind(100)
+    assert "B" not in read(watch, [(1.0, None)] * 10 + [(None, 1.0)] * 10, 1100)
+
+
 def test_nonfinite_steps_that_a_rollback_dropped_are_no_part_of_a_gap(read):
     """Of a metric in every second step, behind a rollback by 300 steps that counts on."""
     watch, rows = Nonfinite(("a",), gap=64).start(), [(1.0,), (None,)]

@@ -148,6 +148,7 @@ class TokensCollector(Collector):
         self._unknown = False  # what a loss of this step is of a target
         self._empty = 0  # losses of this step that are a mean over no target, used or not
         self._without_targets = 0.0
+        self._looks = LOOKS
         self._of_step: dict[str, Number] = {}
         self._seen = 0.0
 
@@ -182,7 +183,10 @@ class TokensCollector(Collector):
 
     def inspect_nan(self, losses: list[Any]) -> None:
         """The sum of these is NaN; count those that are a mean over nothing."""
-        count = self._empty or sum(is_mean_of_nothing(loss.grad_fn) for loss in losses)
+        count = self._empty
+        if not count and self._looks > 0:
+            self._looks -= 1
+            count = sum(is_mean_of_nothing(loss.grad_fn) for loss in losses)
         self._without_targets = max(self._without_targets, float(count))
 
     def add_input_tokens(self, count: int) -> None:
@@ -234,6 +238,9 @@ class TokensCollector(Collector):
         self._seen = state.get("tokens_seen", self._seen)
 
 
+# Losses that are NaN whose graph is looked at: what a job has packed (a checkpoint) is made again
+# for it, as for its backward. Project default.
+LOOKS = 4
 NODES = 16  # of a graph, from the loss on: what a job makes of the losses of its samples
 
 
@@ -302,7 +309,7 @@ def _empty_rows(weights: Any, divisor: Any) -> int:
 def _saved(node: Any, name: str) -> Any:
     try:
         return getattr(node, f"_saved_{name}", None)
-    except RuntimeError:  # the job has changed it since, and its backward will fail
+    except Exception:  # the job has changed it since, or cannot unpack it: its backward will fail
         return None
 
 

@@ -382,7 +382,7 @@ def _held_data(
     lost, excess = probe - was, newer - usual
     in_logs, most = math.log(probe / was), math.log(newer / usual)
     is_held = lost < share * excess and in_logs < share * most
-    is_low = probe < SLIGHT * usual or in_logs < most
+    is_low = probe < SLIGHT * usual or (was < SLIGHT * usual and in_logs < most)
     is_slight = lost < SLIGHT * excess and is_low and not _has_tokens(monitor)
     if not is_held and not is_slight:
         return None

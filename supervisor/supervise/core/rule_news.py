@@ -103,8 +103,9 @@ def is_join_worth_reporting(
     is_tested = check is not None and check.is_good_now and check.attempt == state.attempt
     is_known = check is not None and is_tested and breach <= check.step
     is_known |= run is not None and run.failure.withdrawn_at is None
-    together |= is_known and state.approvals.pending is None
-    return text != incident.headline and not (together and is_one_spike)
+    is_known &= rule_scope.may_be_one_spike(policy, incident, rule)
+    is_silent = (together and is_one_spike) or (is_known and state.approvals.pending is None)
+    return text != incident.headline and not is_silent
 
 
 def _repeats(policy: Policy, incident: Incident, rule: Rule) -> bool:

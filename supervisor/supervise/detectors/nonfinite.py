@@ -232,7 +232,7 @@ class GapWatch(Memory):
 
     def _take_sample(self, step: int, *, own: bool, others: bool) -> None:
         if own:
-            if self.own_steps and self.steps[-1] > self.own_steps[-1]:
+            if self.own_steps and self.steps and self.steps[-1] > self.own_steps[-1]:
                 turn = self._distance(self.own_steps[-1], step)
                 if not self.turns or turn > self.turns[-1]:
                     self.turn_ends.append(step)
