@@ -98,8 +98,10 @@ def test_checkpoints_are_verified_while_the_job_runs_and_after_its_end(supervise
     assert not (out / "a.pt").exists() and run.actions == []
     assert last["state"] == "bad" and "not verified" not in run.stderr
     told = [one["data"]["message"] for one in run.kinds("notify_intent")]
-    (title,) = (one["title"] for one in told if "newest checkpoint is damaged" in one["title"])
-    assert title.startswith("finished at step ")
+    (end,) = (one for one in told if one["title"].startswith("finished at step "))
+    title = end["title"]
+    assert "its loss is NaN or Inf" in title and "ckpt-3" in end["verdict"]
+    assert "is damaged: last.pt cannot be loaded" in end["verdict"]
     assert "\n  SEV1 newest checkpoint is damaged: ckpt-3 of step " in run.stderr
     assert title in supervise("events", "run").stdout
     (opened,) = run.kinds("incident", "opened")
