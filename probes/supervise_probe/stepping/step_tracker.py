@@ -173,6 +173,7 @@ class StepTracker:
         self._began = self._position.step
         self._former: list[weakref.ref[Any]] = []  # optimizers of trainings before
         self._returns = self._short = 0  # see RETURNS and SHORT
+        self._turns = 0  # returns after a whole training of others
         self._has_former = self._is_due = False
         self._began_ns = 0
         self.on_time = False
@@ -225,7 +226,7 @@ class StepTracker:
         update.scheduled = learning_rate_of(self._torch, optimizer)
         if not started:
             if self._is_due:
-                self._count_return()  # of those that go on
+                self._count_return(is_turn=False)  # of those that go on
                 self._begin_training()
             self._commands.run_early_commands()
         self._scale_rate(optimizer, info)
@@ -425,7 +426,7 @@ class StepTracker:
         is_former = self._count_former([info]) > 0
         if is_former and not self._has_former:
             self._has_former = True
-            self._count_return()
+            self._count_return(is_turn=self._is_whole_training(steps))
         takes_turns = self._returns >= RETURNS
         if self._is_whole_training(steps) and _is_of_another_training(
             infos.values(), info, takes_turns
@@ -449,9 +450,11 @@ class StepTracker:
         former = [reference() for reference in self._former]
         return sum(any(optimizer is other for other in former) for optimizer in optimizers)
 
-    def _count_return(self) -> None:
+    def _count_return(self, *, is_turn: bool) -> None:
         self._returns += 1
-        if self._returns == RETURNS:
+        self._turns += is_turn
+        # Beside others that step all along, the losses of a job are as they were.
+        if self._returns == RETURNS and 2 * self._turns > RETURNS:
             self._reporter.notice("turns", "optimizers of different parameters take turns")
 
     def _clear_hold(self) -> None:

@@ -435,7 +435,8 @@ def matching_planned_event(
         readings = monitor.numbers(rule).values()
         breaching = [reading for reading in readings if reading.get("code") == "BREACH"]
         is_else = any(r.get("nonfinite") or r.get("metric") == RATE for r in breaching)
-        return None if is_else else TURNS
+        if not is_else:
+            return TURNS
     if rule.severity == "SEV0" or not planned:
         return None
     if not rule_scope.rule_metrics(policy, rule) <= rule_scope.MOVED_BY_SPIKE | rule_scope.AGE:

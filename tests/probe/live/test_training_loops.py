@@ -316,6 +316,7 @@ def test_an_optimizer_of_other_parameters_begins_a_training(probed, loop, begins
     job = probed.run(TRAININGS + ORDERS[loop])
     starts = [notice.step for notice in job.notices if "a new training" in notice.message]
     assert starts == begins
+    assert any(notice.kind == "turns" for notice in job.notices) is (loop == "turns")
     assert [frame["step"] for frame in job.frames] == list(range(len(job.frames)))
 
 
